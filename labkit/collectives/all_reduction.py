@@ -5,13 +5,24 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
+from labkit.collectives.agreement import agree, describe
+from labkit.collectives.background import perform
 from labkit.collectives.calls import operation
-from labkit.collectives.groups import Group, resolve
+from labkit.collectives.flattening import flat_view, size_of
+from labkit.collectives.groups import Group, endpoint
+from labkit.collectives.halving_doubling import halving_doubling_all_reduce
+from labkit.collectives.messages import Work
 from labkit.collectives.naive import naive_all_reduce
-from labkit.collectives.reductions import check_op
+from labkit.collectives.reductions import check_op, name_of_op
 from labkit.collectives.ring import ring_all_reduce
+from labkit.collectives.tree import tree_all_reduce
 
-ALGORITHMS = {"naive": naive_all_reduce, "ring": ring_all_reduce}
+ALGORITHMS = {
+    "naive": naive_all_reduce,
+    "ring": ring_all_reduce,
+    "tree": tree_all_reduce,
+    "halving_doubling": halving_doubling_all_reduce,
+}
 
 
 def all_reduce(
@@ -21,22 +32,29 @@ def all_reduce(
     async_op: bool = False,
     *,
     algorithm: str = "ring",
-) -> None:
+) -> Work | None:
     """Reduce `tensor` over the group, in place, so that every rank holds the same result to the last bit.
 
     Args:
         tensor: any shape and stride, the same shape and dtype on every rank.
         op: ReduceOp.SUM, AVG, PRODUCT, MAX or MIN.
         group: the ranks that take part; None means the world.
-        async_op: not available yet.
-        algorithm: "ring" or "naive".
+        async_op: return a work object at once; `wait()` for it before touching the tensor.
+        algorithm: "ring", "tree", "halving_doubling" or "naive". They differ in bytes, messages, and in the order of
+            the sum (each states its own), not in what is summed.
     """
     if algorithm not in ALGORITHMS:
         raise ValueError(f"all_reduce: algorithm {algorithm!r} is not known; give one of {sorted(ALGORITHMS)}")
-    if async_op:
-        raise NotImplementedError("all_reduce: async_op=True is not available yet; call it without")
     check_op(op, tensor)
-    chosen = resolve(group)
-    nbytes = tensor.numel() * tensor.element_size()
-    with operation("all_reduce", chosen, bytes=nbytes, algorithm=algorithm), torch.no_grad():
-        ALGORITHMS[algorithm](tensor, op, chosen)
+    end = endpoint(group)
+    call = f"all_reduce({describe(tensor)}, {name_of_op(op)}, {algorithm})"
+
+    def run() -> None:
+        agree(end, call)
+        if end.size == 1:
+            return
+        with operation("all_reduce", end, bytes=size_of(tensor), algorithm=algorithm), torch.no_grad():
+            with flat_view(tensor) as flat:
+                ALGORITHMS[algorithm](flat, op, end)
+
+    return perform(run, end, async_op=async_op)

@@ -10,9 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch.distributed as dist
-
-from labkit.collectives.groups import name_of
+from labkit.collectives.groups import Endpoint
 from labkit.record import add_span, recording
 
 
@@ -31,17 +29,20 @@ waiting: dict[int, Waiting] = {}
 
 _local = threading.local()
 _begun = _done = 0
+_counting = threading.Lock()
 
 
 def begin_transfer() -> None:
     """Count a message on its way; `end_transfer` follows when it has been waited for."""
     global _begun
-    _begun += 1
+    with _counting:
+        _begun += 1
 
 
 def end_transfer() -> None:
     global _done
-    _done += 1
+    with _counting:
+        _done += 1
 
 
 def transfers_begun() -> int:
@@ -71,27 +72,18 @@ def is_control() -> bool:
 
 
 @contextmanager
-def operation(name: str, group: dist.ProcessGroup, *, control: bool = False, **details: Any) -> Iterator[None]:
+def operation(name: str, end: Endpoint, *, control: bool = False, **details: Any) -> Iterator[None]:
     """Count what happens inside as `name`, and record it as one span of kind communication."""
-    if getattr(_local, "operation", None):
+    outer = getattr(_local, "operation", None)
+    if outer and not control:
         yield
         return
-    _local.operation, _local.control = name, control
+    was_control = is_control()
+    _local.operation, _local.control = outer or name, control
     start = time.perf_counter()
     try:
         yield
     finally:
-        _local.operation, _local.control = None, False
-        if recording():
-            add_span(name, "communication", start, time.perf_counter(), group=name_of(group), **details)
-
-
-@contextmanager
-def waiting_for(name: str, peer: int, *, sending: bool) -> Iterator[None]:
-    """Publish that this thread is blocked on `peer`."""
-    thread = threading.get_ident()
-    waiting[thread] = Waiting(name, peer, sending, time.perf_counter())
-    try:
-        yield
-    finally:
-        waiting.pop(thread, None)
+        _local.operation, _local.control = outer, was_control
+        if recording() and not outer:
+            add_span(name, "communication", start, time.perf_counter(), group=end.name, **details)

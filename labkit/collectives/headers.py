@@ -18,7 +18,9 @@ _DTYPES = [
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16, torch.int8,
     torch.uint8, torch.bool, torch.complex64, torch.complex128, torch.float8_e4m3fn, torch.float8_e5m2,
 ]  # fmt: skip
-_HEADER_TAG, _PAYLOAD_TAG, MAX_TAG = 1 << 29, 1 << 30, 1 << 29
+_HEADER_TAG, _PAYLOAD_TAG = 1 << 29, 1 << 30
+#: tags of callers lie below; those from here on belong to the collectives
+MAX_TAG = 1 << 28
 
 
 @dataclass(frozen=True)

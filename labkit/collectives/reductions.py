@@ -32,3 +32,8 @@ def divide(total: torch.Tensor, op: Any, contributions: int) -> None:
     """Finish an average: divide by the number of contributions, in place; nothing for other operations."""
     if op == ReduceOp.AVG:
         total.div_(contributions)
+
+
+def name_of_op(op: Any) -> str:
+    """The reduction's name: "SUM", "AVG", ..."""
+    return next(name for name in ("SUM", "AVG", "PRODUCT", "MAX", "MIN") if op == getattr(ReduceOp, name))

@@ -1,15 +1,16 @@
 """The ring: every rank sends to the next and receives from the one before, so that all links work at once.
 
-Source: P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009):
-reduce-scatter, then all-gather; 2 (N - 1) messages a rank, and 2 K (N - 1) / N elements where N divides K.
+Source: P. Patarasuk and X. Yuan, Bandwidth optimal all-reduce algorithms for clusters of workstations, JPDC 69 (2009),
+section 3: reduce-scatter, then all-gather; 2 (N - 1) chunks a rank, 2 K (N - 1) / N elements where N divides K.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from labkit.collectives.point_to_point import irecv, isend
+from labkit.collectives.circulation import Step, circulate, pieces
+from labkit.collectives.groups import Endpoint
 from labkit.collectives.reductions import combine, divide
 
 
@@ -18,30 +19,57 @@ def chunks(flat: torch.Tensor, count: int) -> list[torch.Tensor]:
     return list(torch.tensor_split(flat, count))
 
 
-def ring_all_reduce(tensor: torch.Tensor, op: Any, group: dist.ProcessGroup) -> None:
-    """All-reduce in place by the ring. Chunk c is summed in the order of ranks c, c + 1, ... for every rank."""
-    members = dist.get_process_group_ranks(group)
-    size, place = len(members), members.index(dist.get_rank())
-    if size == 1:
-        return
-    after, before = members[(place + 1) % size], members[(place - 1) % size]
-    flat = tensor.detach().contiguous().view(-1)
-    mine = chunks(flat, size)
-    part = torch.empty_like(mine[0])
-    for step in range(size - 1):
-        outgoing, incoming = mine[(place - step) % size], mine[(place - step - 1) % size]
-        _pass_on(outgoing, after, part[: incoming.numel()], before, group)
-        combine(incoming, part[: incoming.numel()], op)
-    divide(mine[(place + 1) % size], op, size)
-    for step in range(size - 1):
-        outgoing, incoming = mine[(place + 1 - step) % size], mine[(place - step) % size]
-        _pass_on(outgoing, after, incoming, before, group)
-    if flat.data_ptr() != tensor.data_ptr():
-        tensor.detach().copy_(flat.view(tensor.shape))
+def ring_all_reduce(flat: torch.Tensor, op: Any, end: Endpoint) -> None:
+    """All-reduce a flat contiguous tensor in place. Rank c finishes chunk c, which all others copy: the sum runs in
+    the order of ranks c + 1, c + 2, ..., c."""
+    parts = [pieces(chunk) for chunk in chunks(flat, end.size)]
+    circulate(end, _reduce_scatter_steps(parts, op, end) + _all_gather_steps(parts, end))
 
 
-def _pass_on(outgoing: torch.Tensor, after: int, incoming: torch.Tensor, before: int, group: dist.ProcessGroup) -> None:
-    receiving = irecv(incoming, before, group)
-    sending = isend(outgoing, after, group)
-    receiving.wait()
-    sending.wait()
+def ring_reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op: Any, end: Endpoint) -> None:
+    """Reduce chunk c of all ranks into rank c's flat `output`. `parts` are this rank's N flat chunks, and keep their
+    values: the partial sums travel in buffers of their own."""
+    own = [pieces(part) for part in parts]
+    # the last sum is the output; the others take turns in two buffers
+    spare = [torch.empty_like(output) for _ in range(min(2, end.size - 2))]
+    cut = [pieces(output if step == end.size - 2 else spare[step % 2]) for step in range(end.size - 1)]
+    steps = []
+    for step in range(end.size - 1):
+        outgoing = own[(end.place - 1) % end.size] if step == 0 else cut[step - 1]
+        mine, last = own[(end.place - 2 - step) % end.size], step == end.size - 2
+
+        def finish(piece: int, arrived: torch.Tensor, mine: list[torch.Tensor] = mine, last: bool = last) -> None:
+            combine(arrived, mine[piece], op)
+            if last:
+                divide(arrived, op, end.size)
+
+        steps.append(Step(outgoing, cut[step], cut[step], finish))
+    circulate(end, steps)
+
+
+def ring_all_gather(parts: Sequence[torch.Tensor], end: Endpoint) -> None:
+    """Fill the N flat chunks in place: chunk c comes from rank c."""
+    circulate(end, _all_gather_steps([pieces(part) for part in parts], end))
+
+
+def _reduce_scatter_steps(parts: list[list[torch.Tensor]], op: Any, end: Endpoint) -> list[Step]:
+    steps = []
+    for step in range(end.size - 1):
+        outgoing, mine = parts[(end.place - 1 - step) % end.size], parts[(end.place - 2 - step) % end.size]
+        last = step == end.size - 2
+
+        def finish(piece: int, arrived: torch.Tensor, mine: list[torch.Tensor] = mine, last: bool = last) -> None:
+            combine(mine[piece], arrived, op)
+            if last:
+                divide(mine[piece], op, end.size)
+
+        steps.append(Step(outgoing, [None] * len(mine), mine, finish))
+    return steps
+
+
+def _all_gather_steps(parts: list[list[torch.Tensor]], end: Endpoint) -> list[Step]:
+    steps = []
+    for step in range(end.size - 1):
+        outgoing, incoming = parts[(end.place - step) % end.size], parts[(end.place - 1 - step) % end.size]
+        steps.append(Step(outgoing, list(incoming), incoming))
+    return steps

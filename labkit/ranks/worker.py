@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import FileStore
 
+from labkit.collectives.background import forget_threads
 from labkit.collectives.calls import forget_unfinished
+from labkit.collectives.groups import forget_endpoints
 from labkit.collectives.network import Network
 from labkit.collectives.settings import configure
 from labkit.ranks import cells, channel, sources, whereabouts
@@ -151,6 +153,8 @@ class Worker:
         with contextlib.suppress(Exception):  # its connections may be gone already
             dist.destroy_process_group()
         forget_unfinished()
+        forget_endpoints()
+        forget_threads()
 
     def answer(self, call: Call) -> Answer:
         sources.remember(call.lines)

@@ -1,0 +1,80 @@
+"""Passing pieces round a ring: what every ring algorithm does, step by step and piece by piece.
+
+In each step a rank sends a chunk to the next rank and receives another from the one before. Chunks travel in pieces,
+and a piece goes on as soon as it is here and dealt with, so that receiving, adding and sending overlap.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from labkit.collectives.agreement import COLLECTIVE_TAG
+from labkit.collectives.groups import Endpoint
+from labkit.collectives.messages import Receiving, Sending
+
+PIECE_BYTES = 1 << 20  # fits the cache of a core, and is large beside what a message costs
+AHEAD = 2  # receives posted ahead
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank passes on in one step, as flat pieces.
+
+    `incoming[i]` is where piece i arrives, or None for a spare buffer; `finish(i, piece)` deals with it. What is sent
+    as piece i of the next step must be ready then.
+    """
+
+    outgoing: Sequence[torch.Tensor]
+    incoming: Sequence[torch.Tensor | None]
+    like: Sequence[torch.Tensor]  # tensors of the sizes that arrive
+    finish: Callable[[int, torch.Tensor], None] | None = None
+
+
+def pieces(chunk: torch.Tensor) -> list[torch.Tensor]:
+    """A flat chunk cut into views of at most PIECE_BYTES. An empty chunk is one empty piece."""
+    return list(chunk.split(max(1, PIECE_BYTES // chunk.element_size())))
+
+
+def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
+    """Carry out the steps. Both neighbours must cut their chunks alike."""
+    after, before = (end.place + 1) % end.size, (end.place - 1) % end.size
+    order = [(step, piece) for step in range(len(steps)) for piece in range(len(steps[step].incoming))]
+    spare: dict[int, torch.Tensor] = {}
+    receives: deque[tuple[Receiving, torch.Tensor]] = deque()
+    sends: dict[tuple[int, int], Sending] = {}
+
+    def send(step: int, piece: int) -> None:
+        outgoing = steps[step].outgoing[piece]
+        sends[step, piece] = Sending(end, outgoing, after, COLLECTIVE_TAG, headed=False)
+
+    def post(position: int) -> None:
+        step, piece = order[position]
+        if (earlier := sends.pop((step - 1, piece), None)) is not None:
+            earlier.wait()  # frees the buffer that was received into two steps ago
+        target = steps[step].incoming[piece]
+        if target is None:
+            like, slot = steps[step].like[piece], position % AHEAD
+            if slot not in spare or spare[slot].numel() < like.numel():
+                # the first piece is the longest, but for chunks of unequal length
+                spare[slot] = like.new_empty(max(like.numel(), spare[slot].numel() if slot in spare else 0))
+            target = spare[slot][: like.numel()]
+        receives.append((Receiving(end, target, before, COLLECTIVE_TAG, headed=False), target))
+
+    posted = 0
+    for piece in range(len(steps[0].outgoing) if steps else 0):
+        send(0, piece)
+    for position, (step, piece) in enumerate(order):
+        while posted < min(len(order), position + AHEAD):
+            post(posted)
+            posted += 1
+        receiving, arrived = receives.popleft()
+        receiving.wait()
+        finish = steps[step].finish
+        if finish is not None:
+            finish(piece, arrived)
+        if step + 1 < len(steps):
+            send(step + 1, piece)
+    for sending in sends.values():
+        sending.wait()

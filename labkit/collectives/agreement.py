@@ -4,6 +4,10 @@ Each rank tells the next one in the group what it calls. Wherever two ranks diff
 error names both. One small message a rank, control traffic; left out where messages are not checked.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 
 from labkit.collectives.calls import operation
@@ -15,11 +19,21 @@ from labkit.collectives.settings import settings
 _LENGTH = 160  # bytes of the text that travels
 AGREEMENT_TAG = MAX_TAG
 COLLECTIVE_TAG = MAX_TAG + 1
+BARRIER_TAG = MAX_TAG + 2
 
 
 def describe(tensor: torch.Tensor) -> str:
     """A tensor in words: "float32 [3, 4]"."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {list(tensor.shape)}"
+
+
+@contextmanager
+def collective(end: Endpoint, call: str, **details: Any) -> Iterator[None]:
+    """The frame of every collective: all ranks agree on `call`, written as "name(what, how)"; what is sent inside counts
+    under its name, as one span with `details`."""
+    with operation(call.partition("(")[0], end, **details), torch.no_grad():
+        agree(end, call)
+        yield
 
 
 def agree(end: Endpoint, call: str) -> None:

@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import agree, describe
+from labkit.collectives.agreement import collective, describe
 from labkit.collectives.background import perform
-from labkit.collectives.calls import operation
 from labkit.collectives.flattening import flat_view, size_of
 from labkit.collectives.groups import Group, endpoint
 from labkit.collectives.halving_doubling import halving_doubling_all_reduce
@@ -50,11 +49,9 @@ def all_reduce(
     call = f"all_reduce({describe(tensor)}, {name_of_op(op)}, {algorithm})"
 
     def run() -> None:
-        agree(end, call)
-        if end.size == 1:
-            return
-        with operation("all_reduce", end, bytes=size_of(tensor), algorithm=algorithm), torch.no_grad():
-            with flat_view(tensor) as flat:
-                ALGORITHMS[algorithm](flat, op, end)
+        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+            if end.size > 1:
+                with flat_view(tensor) as flat:
+                    ALGORITHMS[algorithm](flat, op, end)
 
     return perform(run, end, async_op=async_op)

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 import torch
 
-from labkit.collectives.agreement import COLLECTIVE_TAG, agree
+from labkit.collectives.agreement import COLLECTIVE_TAG, collective
 from labkit.collectives.background import perform
-from labkit.collectives.calls import operation
 from labkit.collectives.flattening import size_of
 from labkit.collectives.groups import Group, endpoint
 from labkit.collectives.messages import Receiving, Sending, Work
@@ -38,8 +37,7 @@ def all_to_all_single(
     call = f"all_to_all_single({str(input.dtype).removeprefix('torch.')} rows of {list(input.shape[1:])})"
 
     def run() -> None:
-        agree(end, call)
-        with operation("all_to_all_single", end, bytes=size_of(input)), torch.no_grad():
+        with collective(end, call, bytes=size_of(input)):
             incoming[end.place].copy_(outgoing[end.place])
             for distance in range(1, end.size):
                 to, source = (end.place + distance) % end.size, (end.place - distance) % end.size

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import AGREEMENT_TAG, agree, describe
+from labkit.collectives.agreement import BARRIER_TAG, agree, collective, describe
 from labkit.collectives.background import perform
 from labkit.collectives.calls import operation
 from labkit.collectives.flattening import flat_view, size_of
@@ -39,12 +39,10 @@ def broadcast(
     call = f"broadcast({describe(tensor)}, src={end.members[root]}, {algorithm})"
 
     def run() -> None:
-        agree(end, call)
-        if end.size == 1:
-            return
-        with operation("broadcast", end, bytes=size_of(tensor), algorithm=algorithm), torch.no_grad():
-            with flat_view(tensor) as flat:
-                BROADCASTS[algorithm](flat, root, end)
+        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+            if end.size > 1:
+                with flat_view(tensor) as flat:
+                    BROADCASTS[algorithm](flat, root, end)
 
     return perform(run, end, async_op=async_op)
 
@@ -71,12 +69,10 @@ def reduce(
     call = f"reduce({describe(tensor)}, dst={end.members[root]}, {name_of_op(op)}, {algorithm})"
 
     def run() -> None:
-        agree(end, call)
-        if end.size == 1:
-            return
-        with operation("reduce", end, bytes=size_of(tensor), algorithm=algorithm), torch.no_grad():
-            with flat_view(tensor) as flat:
-                REDUCES[algorithm](flat, op, root, end)
+        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+            if end.size > 1:
+                with flat_view(tensor) as flat:
+                    REDUCES[algorithm](flat, op, root, end)
 
     return perform(run, end, async_op=async_op)
 
@@ -89,13 +85,14 @@ def barrier(group: Group = None) -> None:
     def run() -> None:
         token = torch.zeros(1, dtype=torch.uint8)
         with operation("barrier", end, control=True):
+            agree(end, "barrier()")
             if end.place == 0:
                 for place in range(1, end.size):
-                    Receiving(end, token, place, AGREEMENT_TAG, headed=False).wait()
-                for work in [Sending(end, token, place, AGREEMENT_TAG, headed=False) for place in range(1, end.size)]:
+                    Receiving(end, token, place, BARRIER_TAG, headed=False).wait()
+                for work in [Sending(end, token, place, BARRIER_TAG, headed=False) for place in range(1, end.size)]:
                     work.wait()
             else:
-                Sending(end, token, 0, AGREEMENT_TAG, headed=False).wait()
-                Receiving(end, token, 0, AGREEMENT_TAG, headed=False).wait()
+                Sending(end, token, 0, BARRIER_TAG, headed=False).wait()
+                Receiving(end, token, 0, BARRIER_TAG, headed=False).wait()
 
     perform(run, end, async_op=False)

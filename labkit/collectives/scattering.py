@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import agree, describe
+from labkit.collectives.agreement import collective, describe
 from labkit.collectives.background import perform
-from labkit.collectives.calls import operation
 from labkit.collectives.flattening import flat_view, size_of
 from labkit.collectives.groups import Group, endpoint
 from labkit.collectives.messages import Work
@@ -34,8 +33,7 @@ def reduce_scatter_tensor(
     call = f"reduce_scatter_tensor({describe(input)}, {name_of_op(op)})"
 
     def run() -> None:
-        agree(end, call)
-        with operation("reduce_scatter_tensor", end, bytes=size_of(input)), torch.no_grad():
+        with collective(end, call, bytes=size_of(input)):
             parts = input.detach().contiguous().reshape(-1).split(max(1, output.numel()))
             with flat_view(output) as flat:
                 if end.size == 1:
@@ -60,8 +58,7 @@ def all_gather_into_tensor(
     call = f"all_gather_into_tensor({describe(input_tensor)})"
 
     def run() -> None:
-        agree(end, call)
-        with operation("all_gather_into_tensor", end, bytes=size_of(output_tensor)), torch.no_grad():
+        with collective(end, call, bytes=size_of(output_tensor)):
             with flat_view(output_tensor) as flat:
                 mine = input_tensor.detach().reshape(-1)
                 parts = _whole(flat.split(max(1, input_tensor.numel())), mine, end.size)

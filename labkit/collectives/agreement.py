@@ -29,8 +29,10 @@ def describe(tensor: torch.Tensor) -> str:
 
 @contextmanager
 def collective(end: Endpoint, call: str, **details: Any) -> Iterator[None]:
-    """The frame of every collective: all ranks agree on `call`, written as "name(what, how)"; what is sent inside counts
-    under its name, as one span with `details`."""
+    """The frame of every collective: all ranks agree on `call`, written as "name(what, how)".
+
+    What is sent inside counts under that name, as one span with `details`.
+    """
     with operation(call.partition("(")[0], end, **details), torch.no_grad():
         agree(end, call)
         yield

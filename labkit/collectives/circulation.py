@@ -23,13 +23,14 @@ class Step:
     """What a rank passes on in one step, as flat pieces.
 
     `incoming[i]` is where piece i arrives, or None for a spare buffer; `finish(i, piece)` deals with it. What is sent
-    as piece i of the next step must be ready then.
+    as piece i of the next step must be ready then. `reuses` says that `incoming` is what was sent in the step before.
     """
 
     outgoing: Sequence[torch.Tensor]
     incoming: Sequence[torch.Tensor | None]
     like: Sequence[torch.Tensor]  # tensors of the sizes that arrive
     finish: Callable[[int, torch.Tensor], None] | None = None
+    reuses: bool = False
 
 
 def pieces(chunk: torch.Tensor) -> list[torch.Tensor]:
@@ -51,8 +52,8 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
 
     def post(position: int) -> None:
         step, piece = order[position]
-        if (earlier := sends.pop((step - 1, piece), None)) is not None:
-            earlier.wait()  # frees the buffer that was received into two steps ago
+        if steps[step].reuses:
+            sends.pop((step - 1, piece)).wait()
         target = steps[step].incoming[piece]
         if target is None:
             like, slot = steps[step].like[piece], position % AHEAD
@@ -62,13 +63,12 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
             target = spare[slot][: like.numel()]
         receives.append((Receiving(end, target, before, COLLECTIVE_TAG, headed=False), target))
 
-    posted = 0
+    # receives first: a message that is expected is sent at once, else the backend asks first
+    for position in range(min(AHEAD, len(order))):
+        post(position)
     for piece in range(len(steps[0].outgoing) if steps else 0):
         send(0, piece)
     for position, (step, piece) in enumerate(order):
-        while posted < min(len(order), position + AHEAD):
-            post(posted)
-            posted += 1
         receiving, arrived = receives.popleft()
         receiving.wait()
         finish = steps[step].finish
@@ -76,5 +76,7 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
             finish(piece, arrived)
         if step + 1 < len(steps):
             send(step + 1, piece)
+        if position + AHEAD < len(order):
+            post(position + AHEAD)
     for sending in sends.values():
         sending.wait()

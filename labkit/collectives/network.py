@@ -26,14 +26,16 @@ class Network:
     inter: "Network | None" = None
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.latency_us) and self.latency_us >= 0):
+        if not _is_number(self.latency_us) or not 0 <= self.latency_us < math.inf:
             raise ValueError(f"Network: latency_us is {self.latency_us!r}; give microseconds, 0 or more")
-        if not self.bandwidth_gbit_s > 0:
+        if not _is_number(self.bandwidth_gbit_s) or not self.bandwidth_gbit_s > 0:
             raise ValueError(f"Network: bandwidth_gbit_s is {self.bandwidth_gbit_s!r}; give Gbit/s above 0")
         if (self.node_size is None) != (self.inter is None):
             raise ValueError("Network: node_size and inter belong together: give both or neither")
-        if self.node_size is not None and self.node_size < 1:
+        if self.node_size is not None and (not isinstance(self.node_size, int) or self.node_size < 1):
             raise ValueError(f"Network: node_size is {self.node_size!r}; give the number of ranks in a node, 1 or more")
+        if self.inter is not None and not isinstance(self.inter, Network):
+            raise ValueError(f"Network: inter is {self.inter!r}; give a Network")
         if self.inter is not None and self.inter.inter is not None:
             raise ValueError("Network: inter has an inter of its own; there are two levels, inside and between nodes")
 
@@ -59,3 +61,7 @@ class Network:
         if self.inter is None:
             return words
         return f"{words} within nodes of {self.node_size}, {self.inter} between them"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)

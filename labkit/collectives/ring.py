@@ -43,7 +43,7 @@ def ring_reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op:
             if last:
                 divide(arrived, op, end.size)
 
-        steps.append(Step(outgoing, cut[step], cut[step], finish))
+        steps.append(Step(outgoing, cut[step], cut[step], finish, reuses=step >= 2))
     circulate(end, steps)
 
 

@@ -44,11 +44,12 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> int:
     root = options.cache
     if options.command == "list":
-        print(f"{'name':<16} {'kind':<5} {'MB':>6}  {'state':<8}  {'what':<76}  licence")
+        print(f"{'name':<16} {'kind':<5} {'MB':>6}  {'state':<8}  what it is, and its licence")
         for found in status(root=root):
             entry = found.entry
             size = "" if entry.embedded else f"{entry.size / 1e6:.1f}" if entry.size else "?"
-            print(f"{entry.name:<16} {entry.kind:<5} {size:>6}  {found.state:<8}  {entry.title:<76}  {entry.licence}")
+            print(f"{entry.name:<16} {entry.kind:<5} {size:>6}  {found.state:<8}  {entry.title}")
+            print(f"{'':<40} {entry.licence}")
         print(f"Fetched sets are kept in {cache_root(root)}.")
     elif options.command == "fetch":
         for name in options.names:

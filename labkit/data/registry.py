@@ -60,7 +60,7 @@ class RegistryEntry:
 
 _FASTAI = "https://s3.amazonaws.com/fast-ai-imageclas"
 _AG_NEWS = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/555590db4219b1243abb1918effd6a7425a2d75f/data/ag_news_csv"
-_IMAGENET_TERMS = "images under the ImageNet terms of access (research, non-commercial)"
+_IMAGENET_TERMS = "ImageNet terms of access (research, non-commercial)"
 
 _ENTRIES = (
     RegistryEntry(
@@ -81,7 +81,7 @@ _ENTRIES = (
         name="imagenette2-160",
         kind="image",
         title="Imagenette 2, ten easy classes of ImageNet, shortest side 160 px",
-        licence=f"Apache-2.0 for the selection; {_IMAGENET_TERMS}",
+        licence=f"Apache-2.0 for the selection; images: {_IMAGENET_TERMS}",
         source="github.com/fastai/imagenette",
         files=(
             RemoteFile(
@@ -96,7 +96,7 @@ _ENTRIES = (
         name="imagenette2-320",
         kind="image",
         title="Imagenette 2, ten easy classes of ImageNet, shortest side 320 px",
-        licence=f"Apache-2.0 for the selection; {_IMAGENET_TERMS}",
+        licence=f"Apache-2.0 for the selection; images: {_IMAGENET_TERMS}",
         source="github.com/fastai/imagenette",
         files=(
             RemoteFile(

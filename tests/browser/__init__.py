@@ -1,0 +1,1 @@
+"""Tests that do what a learner does, in a real browser."""

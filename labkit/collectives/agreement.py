@@ -28,13 +28,14 @@ def describe(tensor: torch.Tensor) -> str:
 
 
 @contextmanager
-def collective(end: Endpoint, call: str, **details: Any) -> Iterator[None]:
-    """The frame of every collective: all ranks agree on `call`, written as "name(what, how)".
+def collective(end: Endpoint, name: str, tensor: torch.Tensor, *how: str, **details: Any) -> Iterator[None]:
+    """The frame of every collective: all ranks agree on its name, the tensor's shape and dtype, and `how`.
 
     What is sent inside counts under that name, as one span with `details`.
     """
-    with operation(call.partition("(")[0], end, **details), torch.no_grad():
-        agree(end, call)
+    with operation(name, end, **details):
+        if settings.check and end.size > 1:
+            agree(end, f"{name}({', '.join([describe(tensor), *how])})")
         yield
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import collective, describe
+from labkit.collectives.agreement import collective
 from labkit.collectives.background import perform
 from labkit.collectives.flattening import flat_view, size_of
 from labkit.collectives.groups import Group, endpoint
@@ -46,10 +46,10 @@ def all_reduce(
         raise ValueError(f"all_reduce: algorithm {algorithm!r} is not known; give one of {sorted(ALGORITHMS)}")
     check_op(op, tensor)
     end = endpoint(group)
-    call = f"all_reduce({describe(tensor)}, {name_of_op(op)}, {algorithm})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+        how = (name_of_op(op), algorithm)
+        with collective(end, "all_reduce", tensor, *how, bytes=size_of(tensor), algorithm=algorithm):
             if end.size > 1:
                 with flat_view(tensor) as flat:
                     ALGORITHMS[algorithm](flat, op, end)

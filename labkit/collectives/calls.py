@@ -5,17 +5,13 @@ The operation is the outermost labkit call in progress, so that an all-reduce ma
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from labkit.collectives.groups import Endpoint
 from labkit.record import add_span, recording
 
 
-@dataclass(frozen=True)
-class Waiting:
+class Waiting(NamedTuple):
     """A thread is blocked in `operation`, on rank `peer` (global), since `since` (perf_counter seconds)."""
 
     operation: str
@@ -71,19 +67,22 @@ def is_control() -> bool:
     return getattr(_local, "control", False)
 
 
-@contextmanager
-def operation(name: str, end: Endpoint, *, control: bool = False, **details: Any) -> Iterator[None]:
-    """Count what happens inside as `name`, and record it as one span of kind communication."""
-    outer = getattr(_local, "operation", None)
-    if outer and not control:
-        yield
-        return
-    was_control = is_control()
-    _local.operation, _local.control = outer or name, control
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        _local.operation, _local.control = outer, was_control
-        if recording() and not outer:
-            add_span(name, "communication", start, time.perf_counter(), group=end.name, **details)
+class operation:  # used as a function
+    """A block whose messages count as `name`, recorded as one span of kind communication with `details`. Inside another
+    such block it changes nothing, but `control` marks what is no payload."""
+
+    __slots__ = ("before", "begin", "control", "details", "end", "name")
+
+    def __init__(self, name: str, end: Endpoint, *, control: bool = False, **details: Any) -> None:
+        self.name, self.end, self.control, self.details = name, end, control, details
+
+    def __enter__(self) -> None:
+        self.before = outer, was_control = current_operation(""), is_control()
+        if not outer or self.control:
+            _local.operation, _local.control = outer or self.name, self.control or was_control
+        self.begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        _local.operation, _local.control = self.before
+        if recording() and not self.before[0]:
+            add_span(self.name, "communication", self.begin, time.perf_counter(), group=self.end.name, **self.details)

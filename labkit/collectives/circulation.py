@@ -6,7 +6,7 @@ and a piece goes on as soon as it is here and dealt with, so that receiving, add
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -18,8 +18,7 @@ PIECE_BYTES = 1 << 20  # fits the cache of a core, and is large beside what a me
 AHEAD = 2  # receives posted ahead
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """What a rank passes on in one step, as flat pieces.
 
     `incoming[i]` is where piece i arrives, or None for a spare buffer; `finish(i, piece)` deals with it. What is sent
@@ -35,7 +34,33 @@ class Step:
 
 def pieces(chunk: torch.Tensor) -> list[torch.Tensor]:
     """A flat chunk cut into views of at most PIECE_BYTES. An empty chunk is one empty piece."""
-    return list(chunk.split(max(1, PIECE_BYTES // chunk.element_size())))
+    longest = max(1, PIECE_BYTES // chunk.element_size())
+    return [chunk] if chunk.numel() <= longest else list(chunk.split(longest))
+
+
+def swap(end: Endpoint, flat: torch.Tensor, finish: Callable[[torch.Tensor, torch.Tensor], None]) -> None:
+    """Two ranks send each other all of `flat`, piece by piece.
+
+    `finish(own piece, arrived piece)` deals with each, and may write to its own, which has left by then.
+    """
+    peer, own = 1 - end.place, pieces(flat)
+    spare = [torch.empty_like(own[0]) for _ in own[:AHEAD]]
+    under_way: deque[tuple[Receiving, Sending, torch.Tensor]] = deque()
+
+    def start(index: int) -> None:
+        arriving = spare[index % AHEAD][: own[index].numel()]
+        receiving = Receiving(end, arriving, peer, COLLECTIVE_TAG, headed=False)
+        under_way.append((receiving, Sending(end, own[index], peer, COLLECTIVE_TAG, headed=False), arriving))
+
+    for index in range(len(spare)):
+        start(index)
+    for index, piece in enumerate(own):
+        receiving, sending, arrived = under_way.popleft()
+        receiving.wait()
+        sending.wait()
+        finish(piece, arrived)
+        if index + AHEAD < len(own):
+            start(index + AHEAD)
 
 
 def circulate(end: Endpoint, steps: Sequence[Step]) -> None:

@@ -34,10 +34,11 @@ def all_to_all_single(
             f"all_to_all_single: input has rows of shape {list(input.shape[1:])} and output of "
             f"{list(output.shape[1:])}; they may differ in dim 0 only"
         )
-    call = f"all_to_all_single({str(input.dtype).removeprefix('torch.')} rows of {list(input.shape[1:])})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(input)):
+        # the numbers of rows may differ: what is agreed on is one row
+        row = input.detach().new_empty(0, *input.shape[1:])
+        with collective(end, "all_to_all_single", row, bytes=size_of(input)):
             incoming[end.place].copy_(outgoing[end.place])
             for distance in range(1, end.size):
                 to, source = (end.place + distance) % end.size, (end.place - distance) % end.size

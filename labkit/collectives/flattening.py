@@ -1,8 +1,5 @@
 """Tensors as flat contiguous ones, which is what the algorithms work on."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 
 
@@ -11,11 +8,18 @@ def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@contextmanager
-def flat_view(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensor as a flat contiguous one, whose changes are the tensor's when the block ends without an error."""
-    plain = tensor.detach()
-    flat = plain.reshape(-1) if plain.is_contiguous() else plain.contiguous().reshape(-1)
-    yield flat
-    if not plain.is_contiguous():
-        plain.copy_(flat.view(plain.shape))
+class flat_view:  # used as a function
+    """The tensor as a flat contiguous one without a graph, whose changes are the tensor's when the block has ended."""
+
+    __slots__ = ("flat", "plain")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.plain = tensor.detach()
+
+    def __enter__(self) -> torch.Tensor:
+        self.flat = self.plain.contiguous().view(-1)
+        return self.flat
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None and not self.plain.is_contiguous():
+            self.plain.copy_(self.flat.view(self.plain.shape))

@@ -37,10 +37,12 @@ def chunk_lengths(elements: int, count: int) -> list[int]:
 def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, piece_bytes: int = 1 << 20) -> Sent:
     """What an all-reduce of `elements` elements of `itemsize` bytes over `size` ranks sends.
 
-    "naive": the first rank (N - 1) K, each other K. "ring": 2 K (N - 1) / N elements where N divides K, in
-    2 (N - 1) messages times the pieces of a chunk. "tree": K up, and K down to each child. "halving_doubling": the
-    ring's bytes in 2 log2 N messages where N is a power of two; elsewhere K once more in each of the folded pairs,
-    both ways.
+    "naive": the first rank (N - 1) K, each other K.
+    "ring": 2 K (N - 1) / N elements where N divides K, in 2 (N - 1) messages times the pieces of a chunk; two ranks send
+    their whole tensors in one exchange.
+    "tree": K up, and K down to each child.
+    "halving_doubling": the ring's bytes in 2 log2 N messages where N is a power of two; elsewhere K once more in each of
+    the folded pairs, both ways.
     """
     if size == 1:
         return Sent([0], [0])
@@ -58,6 +60,9 @@ def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, 
 
 
 def _ring(elements: int, itemsize: int, size: int, piece_bytes: int) -> Sent:
+    if size == 2:  # both phases fold into one exchange of the whole tensor
+        whole = max(1, math.ceil(elements / max(1, piece_bytes // itemsize)))
+        return Sent([itemsize * elements] * 2, [whole] * 2)
     lengths = chunk_lengths(elements, size)
     cut = [max(1, math.ceil(length / max(1, piece_bytes // itemsize))) for length in lengths]
 

@@ -14,7 +14,7 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
-from labkit.collectives.reductions import combine, divide
+from labkit.collectives.reductions import combination, divide
 
 
 def halving_doubling_all_reduce(flat: torch.Tensor, op: Any, end: Endpoint) -> None:
@@ -28,7 +28,7 @@ def halving_doubling_all_reduce(flat: torch.Tensor, op: Any, end: Endpoint) -> N
     if end.place < 2 * folded:
         part = torch.empty_like(flat)
         Receiving(end, part, end.place - 1, COLLECTIVE_TAG, headed=False).wait()
-        combine(flat, part, op)
+        combination(op)(flat, part)
     _halve_and_double(flat, op, end, power, folded)
     if end.place < 2 * folded:
         Sending(end, flat, end.place - 1, COLLECTIVE_TAG, headed=False).wait()
@@ -48,7 +48,7 @@ def _halve_and_double(flat: torch.Tensor, op: Any, end: Endpoint, power: int, fo
         kept, given = (lower, upper) if not number & distance else (upper, lower)
         part = torch.empty_like(kept)
         _exchange(given, part, partner, end)
-        combine(kept, part, op)
+        combination(op)(kept, part)
         sent_away.append((partner, kept, given))
         held, distance = kept, distance // 2
     divide(held, op, end.size)

@@ -46,15 +46,14 @@ class _Message:
             control = control or self.control
             add_transfer(self.peer, nbytes, operation=self.name, group=self.end.name, sent=sent, control=control)
 
-    def await_works(self, works: list[Any], timeout: timedelta | None, *, sending: bool) -> None:
+    def await_work(self, work: Any, timeout: timedelta | None, *, sending: bool) -> None:
         thread = threading.get_ident()
         waiting[thread] = Waiting(self.name, self.peer, sending, time.perf_counter())
         try:
-            for work in works:
-                # without a timeout of its own it is bounded by the group's
-                work.wait() if timeout is None else work.wait(timeout)
+            # without a timeout of its own it is bounded by the group's
+            work.wait() if timeout is None else work.wait(timeout)
         finally:
-            waiting.pop(thread, None)
+            del waiting[thread]
 
 
 class Sending(_Message):
@@ -80,7 +79,8 @@ class Sending(_Message):
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if not self.finished:
-            self.await_works(self.works, timeout, sending=True)
+            for work in self.works:
+                self.await_work(work, timeout, sending=True)
             if self.left and settings.emulator is not None:
                 settings.emulator.wait_until(self.left)
             self.finished = True
@@ -111,12 +111,12 @@ class Receiving(_Message):
             return True
         arrival = 0.0
         if self.words is not None:
-            self.await_works([self.heading], timeout, sending=False)
+            self.await_work(self.heading, timeout, sending=False)
             header = Header.decode(self.words)
             self.compare(header)
             arrival = header.arrival
             self.count(self.words, sent=False, control=True)
-        self.await_works([self.work], timeout, sending=False)
+        self.await_work(self.work, timeout, sending=False)
         if arrival and settings.emulator is not None:
             settings.emulator.wait_until(arrival)
         if self.buffer is not self.tensor:

@@ -11,7 +11,7 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
-from labkit.collectives.reductions import combine, divide
+from labkit.collectives.reductions import combination, divide
 
 
 def naive_broadcast(flat: torch.Tensor, root: int, end: Endpoint) -> None:
@@ -41,7 +41,7 @@ def naive_reduce(flat: torch.Tensor, op: Any, root: int, end: Endpoint) -> None:
             Receiving(end, parts[-1], place, COLLECTIVE_TAG, headed=False).wait()
     total = parts[0]
     for part in parts[1:]:
-        combine(total, part, op)
+        combination(op)(total, part)
     divide(total, op, end.size)
     if total is not flat:
         flat.copy_(total)

@@ -23,9 +23,9 @@ def check_op(op: Any, tensor: torch.Tensor) -> None:
         raise ValueError(f"an average of {tensor.dtype} is no {tensor.dtype}: convert it to float, or reduce with SUM")
 
 
-def combine(total: torch.Tensor, part: torch.Tensor, op: Any) -> None:
-    """Put `part` into `total`, in place."""
-    _IN_PLACE[op](total, part)
+def combination(op: Any) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """What puts a part into a total, in place: `combination(op)(total, part)`."""
+    return _IN_PLACE[op]
 
 
 def divide(total: torch.Tensor, op: Any, contributions: int) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import BARRIER_TAG, agree, collective, describe
+from labkit.collectives.agreement import BARRIER_TAG, agree, collective
 from labkit.collectives.background import perform
 from labkit.collectives.calls import operation
 from labkit.collectives.flattening import flat_view, size_of
@@ -36,10 +36,10 @@ def broadcast(
         raise ValueError(f"broadcast: algorithm {algorithm!r} is not known; give one of {sorted(BROADCASTS)}")
     end = endpoint(group)
     root = place_of(end, src, group_src, "src")
-    call = f"broadcast({describe(tensor)}, src={end.members[root]}, {algorithm})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+        how = (f"src={end.members[root]}", algorithm)
+        with collective(end, "broadcast", tensor, *how, bytes=size_of(tensor), algorithm=algorithm):
             if end.size > 1:
                 with flat_view(tensor) as flat:
                     BROADCASTS[algorithm](flat, root, end)
@@ -66,10 +66,10 @@ def reduce(
     check_op(op, tensor)
     end = endpoint(group)
     root = place_of(end, dst, group_dst, "dst")
-    call = f"reduce({describe(tensor)}, dst={end.members[root]}, {name_of_op(op)}, {algorithm})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(tensor), algorithm=algorithm):
+        how = (f"dst={end.members[root]}", name_of_op(op), algorithm)
+        with collective(end, "reduce", tensor, *how, bytes=size_of(tensor), algorithm=algorithm):
             if end.size > 1:
                 with flat_view(tensor) as flat:
                     REDUCES[algorithm](flat, op, root, end)

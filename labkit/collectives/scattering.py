@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch.distributed import ReduceOp
 
-from labkit.collectives.agreement import collective, describe
+from labkit.collectives.agreement import collective
 from labkit.collectives.background import perform
 from labkit.collectives.flattening import flat_view, size_of
 from labkit.collectives.groups import Group, endpoint
@@ -30,10 +30,9 @@ def reduce_scatter_tensor(
     end = endpoint(group)
     _check_sizes("reduce_scatter_tensor", "input", input, "output", output, end.size)
     check_op(op, input)
-    call = f"reduce_scatter_tensor({describe(input)}, {name_of_op(op)})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(input)):
+        with collective(end, "reduce_scatter_tensor", input, name_of_op(op), bytes=size_of(input)):
             parts = input.detach().contiguous().reshape(-1).split(max(1, output.numel()))
             with flat_view(output) as flat:
                 if end.size == 1:
@@ -55,10 +54,9 @@ def all_gather_into_tensor(
     """
     end = endpoint(group)
     _check_sizes("all_gather_into_tensor", "output", output_tensor, "input", input_tensor, end.size)
-    call = f"all_gather_into_tensor({describe(input_tensor)})"
 
     def run() -> None:
-        with collective(end, call, bytes=size_of(output_tensor)):
+        with collective(end, "all_gather_into_tensor", input_tensor, bytes=size_of(output_tensor)):
             with flat_view(output_tensor) as flat:
                 mine = input_tensor.detach().reshape(-1)
                 parts = _whole(flat.split(max(1, input_tensor.numel())), mine, end.size)

@@ -12,7 +12,7 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
-from labkit.collectives.reductions import combine, divide
+from labkit.collectives.reductions import combination, divide
 
 
 def parent_and_children(place: int, root: int, size: int) -> tuple[int | None, list[int]]:
@@ -37,7 +37,7 @@ def tree_reduce(flat: torch.Tensor, op: Any, root: int, end: Endpoint) -> None:
     part = torch.empty_like(flat) if children else flat
     for child in children:
         Receiving(end, part, child, COLLECTIVE_TAG, headed=False).wait()
-        combine(total, part, op)
+        combination(op)(total, part)
     if parent is None:
         divide(total, op, end.size)
     else:

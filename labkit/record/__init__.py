@@ -11,6 +11,7 @@ from labkit.record.export import load as load
 from labkit.record.export import save as save
 from labkit.record.export import save_chrome_trace as save_chrome_trace
 from labkit.record.export import to_json as to_json
+from labkit.record.loopback import loopback_bytes as loopback_bytes
 from labkit.record.record import RankRecord as RankRecord
 from labkit.record.record import Record as Record
 from labkit.record.recorder import Recorder as Recorder

@@ -5,6 +5,7 @@ metadata; times are in microseconds. Open such a file at ui.perfetto.dev.
 """
 
 import json
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -37,16 +38,19 @@ def from_json(text: str) -> Record:
         raise ValueError(f"this is no record: not JSON ({error})") from None
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ValueError(f"this is no record: its format is not {FORMAT!r}; write it with labkit.record.save")
-    ranks = [
-        RankRecord(
-            one["rank"],
-            [Span(**span) for span in one["events"]],
-            [Transfer(**transfer) for transfer in one["transfers"]],
-            [MemorySample(**sample) for sample in one["memory"]],
-        )
-        for one in data["ranks"]
-    ]
-    return Record(ranks, data["merged"], data["network"])
+    try:
+        ranks = [
+            RankRecord(
+                one["rank"],
+                [Span(**span) for span in one["events"]],
+                [Transfer(**transfer) for transfer in one["transfers"]],
+                [MemorySample(**sample) for sample in one["memory"]],
+            )
+            for one in data["ranks"]
+        ]
+        return Record(ranks, data["merged"], data["network"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"this is no record: something in it is missing or of another kind ({error})") from None
 
 
 def save(record: Record, path: str | Path) -> None:
@@ -71,15 +75,14 @@ def chrome_trace(record: Record) -> dict[str, Any]:
     for one in record.ranks:
         name = {"name": f"rank {one.rank}{label}"}
         events.append({"ph": "M", "name": "process_name", "pid": one.rank, "tid": 0, "args": name})
-        for span in one.events:
+        for span, line in _lines(one.events):
             events.append(
                 {
                     "ph": "X",
                     "name": span.name,
                     "cat": span.kind,
                     "pid": one.rank,
-                    # communication has a line of its own, since it may overlap with compute
-                    "tid": 1 if span.kind in ("communication", "wait") else 0,
+                    "tid": line,
                     "ts": microseconds(span.start),
                     "dur": round(span.seconds * 1e6, 3),
                     "args": dict(span.details),
@@ -93,6 +96,23 @@ def chrome_trace(record: Record) -> dict[str, Any]:
         for sample in one.memory:
             events.append(_counter("memory", one.rank, microseconds(sample.time), {sample.kind: sample.bytes}))
     return {"traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _lines(spans: Iterable[Span]) -> Iterator[tuple[Span, int]]:
+    """Each span with its line: on one line the format lets spans lie inside one another, but not overlap in part.
+
+    Compute has the even lines and communication, which may go on meanwhile, the odd ones; nearly always 0 and 1.
+    """
+    ends: dict[int, list[float]] = {}  # of the spans that are open, by line
+    for span in sorted(spans, key=lambda span: (span.start, -span.end)):
+        line = 1 if span.kind in ("communication", "wait") else 0
+        while True:
+            still_open = [end for end in ends.get(line, ()) if end > span.start]
+            if all(span.end <= end for end in still_open):
+                break
+            line += 2
+        ends[line] = [*still_open, span.end]
+        yield span, line
 
 
 def _counter(name: str, rank: int, time: float, values: dict[str, int]) -> dict[str, Any]:

@@ -38,11 +38,11 @@ def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, 
     """What an all-reduce of `elements` elements of `itemsize` bytes over `size` ranks sends.
 
     "naive": the first rank (N - 1) K, each other K.
-    "ring": 2 K (N - 1) / N elements where N divides K, in 2 (N - 1) messages times the pieces of a chunk; two ranks send
-    their whole tensors in one exchange.
+    "ring": 2 K (N - 1) / N elements where N divides K, in 2 (N - 1) messages times the pieces of a chunk; two ranks
+    send their whole tensors in one exchange.
     "tree": K up, and K down to each child.
-    "halving_doubling": the ring's bytes in 2 log2 N messages where N is a power of two; elsewhere K once more in each of
-    the folded pairs, both ways.
+    "halving_doubling": the ring's bytes in 2 log2 N messages where N is a power of two; elsewhere K once more in each
+    of the folded pairs, both ways.
     """
     if size == 1:
         return Sent([0], [0])

@@ -25,12 +25,12 @@ def run(code: str, number: int, namespace: dict[str, Any]) -> str | None:
     linecache.cache[name] = (len(code), None, lines, name)
     tree = ast.parse(code, name)
     last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    exec(compile(tree, name, "exec"), namespace)
-    if last is None or code.rstrip().endswith(";"):
+    exec(compile(tree, name, "exec", dont_inherit=True), namespace)
+    if last is None:
         return None
     assert isinstance(last, ast.Expr)
-    value = eval(compile(ast.Expression(last.value), name, "eval"), namespace)
-    return None if value is None else repr(value)
+    value = eval(compile(ast.Expression(last.value), name, "eval", dont_inherit=True), namespace)
+    return None if value is None or code.rstrip().endswith(";") else repr(value)
 
 
 def look_up(name: str, namespace: dict[str, Any]) -> Any:

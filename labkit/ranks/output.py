@@ -1,4 +1,4 @@
-"""What ranks write, printed by the notebook's main thread during the call and labelled by rank.
+"""What ranks write, printed during the call and labelled by rank.
 
 Live (in JupyterLab, on a terminal) lines appear as they come. Elsewhere (papermill, nbval, pytest, a pipe) they are
 grouped by rank when the call ends, so that two runs print the same. A line that is redrawn with carriage returns, as
@@ -7,6 +7,9 @@ tqdm's, collapses: to one updating line when live, to its last state when groupe
 
 import os
 import sys
+from collections.abc import Sequence
+
+MOST = 10_000_000  # bytes of one rank's output that one call shows
 
 
 def is_live() -> bool:
@@ -20,6 +23,11 @@ def is_live() -> bool:
     return sys.stdout is not None and sys.stdout.isatty()
 
 
+def labelled(rank: int, lines: Sequence[str]) -> str:
+    """The lines of a rank as they are printed."""
+    return "\n".join(f"[rank {rank}] {line}" for line in lines)
+
+
 class Output:
     """The output of the ranks during one call."""
 
@@ -27,11 +35,16 @@ class Output:
         self.live = live
         self.partial = [b""] * world_size
         self.lines: list[list[str]] = [[] for _ in range(world_size)]
-        self.redrawing = False
+        self.taken = [0] * world_size
+        self.dropped = [0] * world_size
+        self.drawn = ""  # the line that is being redrawn
 
     def feed(self, rank: int, data: bytes) -> None:
         """Take what `rank` wrote. Live, whole lines are printed at once."""
-        *lines, self.partial[rank] = (self.partial[rank] + data).split(b"\n")
+        kept = data[: MOST - self.taken[rank]]
+        self.taken[rank] += len(kept)
+        self.dropped[rank] += len(data) - len(kept)
+        *lines, self.partial[rank] = (self.partial[rank] + kept).split(b"\n")
         self.lines[rank] += [_settled(line) for line in lines]
         if self.live:
             self.show_lines(rank)
@@ -39,23 +52,31 @@ class Output:
                 # only its last state matters, and it may be long
                 state = _settled(self.partial[rank])
                 self.partial[rank] = b"\r" + state.encode()
-                print(f"\r[rank {rank}] {state}", end="", flush=True)
-                self.redrawing = True
+                self.redraw(labelled(rank, [state]))
 
     def show_lines(self, rank: int) -> None:
-        if not self.lines[rank]:
+        if self.lines[rank]:
+            if self.drawn:
+                self.redraw("")
+            print(labelled(rank, self.lines[rank]), flush=True)
+            self.lines[rank].clear()
+
+    def redraw(self, text: str) -> None:
+        """Put `text` in the place of the line that was drawn last, and stay in it."""
+        if text == self.drawn:
             return
-        start = "\r" if self.redrawing else ""
-        self.redrawing = False
-        print(start + "\n".join(f"[rank {rank}] {line}" for line in self.lines[rank]), flush=True)
-        self.lines[rank].clear()
+        blank = " " * len(self.drawn)
+        print(f"\r{blank}\r{text}", end="", flush=True)
+        self.drawn = text
 
     def finish(self) -> None:
         """Print what is left, a last line without a newline included."""
         for rank, rest in enumerate(self.partial):
             if rest:
                 self.lines[rank].append(_settled(rest))
-            self.partial[rank] = b""
+            if self.dropped[rank]:
+                self.lines[rank].append(f"(and {self.dropped[rank] / 1e6:.1f} MB more, not shown)")
+            self.partial[rank], self.dropped[rank] = b"", 0
             self.show_lines(rank)
 
 

@@ -4,26 +4,25 @@ import atexit
 import html
 import os
 import sys
-import time
+import threading
 import weakref
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
 import psutil
-import torch
 
 from labkit.collectives.network import Network
-from labkit.ranks import channel, errors, sources
+from labkit.ranks import channel, errors, forking, interrupts, sources, stores
+from labkit.ranks.arguments import check_arguments, check_chosen, check_timeout
 from labkit.ranks.calling import Calling, Outcome
+from labkit.ranks.jobs import Call, Job, Lines
 from labkit.ranks.output import Output, is_live
-from labkit.ranks.processes import Member, Stores, start
-from labkit.ranks.worker import Answer, Call, Job
-from labkit.record import measure_offset, recorders
+from labkit.ranks.team import Team
+from labkit.record import RankRecord, recorders
 
-START_LIMIT = 120  # seconds for all ranks to be ready
-MOST = 64
+START_LIMIT = 120.0  # seconds for all ranks to be ready
 
 _pools: "weakref.WeakSet[Ranks]" = weakref.WeakSet()
 
@@ -44,6 +43,9 @@ class Ranks:
     Errors on the ranks are raised as `RankError`.
     """
 
+    # what a failed __init__, and a child that this process forks, leave behind
+    _team: Team | None = None
+
     def __init__(
         self,
         world_size: int,
@@ -54,16 +56,14 @@ class Ranks:
         threads: int = 1,
         check: bool = True,
     ) -> None:
-        _refuse_bad(world_size, backend, timeout, network, threads)
-        self.world_size, self.backend, self.timeout = world_size, backend, timeout
+        check_arguments(world_size, backend, timeout, network, threads)
+        self.world_size, self.backend, self.timeout = int(world_size), backend, timeout
         self.network, self.threads, self.check = network, threads, check
-        self._members: list[Member] = []
-        self._stores: Stores | None = None
+        self._lock = threading.Lock()  # held during a call
+        self._closing = False
         self._number = 0
         self._cells = 0
-        self._regroup = False
-        self._running = False
-        self._known: set[str] = set()
+        self._must_regroup = False
         _pools.add(self)
 
     # --- life ---
@@ -75,26 +75,16 @@ class Ranks:
         self.close()
 
     def __del__(self) -> None:
-        if not sys.is_finalizing():
+        if self._team is not None and not sys.is_finalizing():
             self.close()
 
     def start(self) -> None:
         """Start the ranks now rather than at the first call. Nothing happens if they run."""
-        if self._members:
-            return
-        self._stores = Stores()
-        store = self._stores.new()
-        self._known.clear()
-        self._regroup = False
-        try:
-            for rank in range(self.world_size):
-                self._members.append(start(self._job(rank, store)))
-            self._await_ready()
-            for member in self._members:
-                member.offset, _ = measure_offset(partial(self._read_clock, member))
-        except BaseException:
-            self._kill()
-            raise
+        __tracebackhide__ = True
+        with self._work(), interrupts.held_back() as pressed:
+            self._ready_team(pressed)
+        if pressed.pressed:
+            raise KeyboardInterrupt
 
     def restart(self) -> None:
         """End the ranks and start new ones: what they held is gone."""
@@ -102,61 +92,66 @@ class Ranks:
         self.start()
 
     def close(self) -> None:
-        """End the ranks. The next call starts new ones."""
-        for member in self._members:
-            member.tell(("exit",))
-        end = time.perf_counter() + 2
-        for member in self._members:
-            member.process.join(max(0.0, end - time.perf_counter()))
-        self._kill()
+        """End the ranks; a call under way in another thread ends with a RankError. The next call starts new ones."""
+        team = self._team
+        if team is None:
+            return
+        if not self._lock.acquire(blocking=False):
+            self._closing = True
+            team.strike()
+            return
+        try:
+            with interrupts.held_back() as pressed:
+                self._team = None
+                team.leave()
+        finally:
+            self._lock.release()
+        if pressed.pressed:
+            raise KeyboardInterrupt
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        """They do one thing at a time."""
+        if not self._lock.acquire(blocking=False):
+            raise RuntimeError("these ranks are busy with another call: wait for it, or use other ranks")
+        self._closing = False
+        try:
+            yield
+        finally:
+            self._lock.release()
+
+    def _ready_team(self, pressed: interrupts.Interrupts) -> Team:
+        """The ranks, running, with a group that can be used."""
+        if self._team is None:
+            folder = stores.new_folder()
+            self._must_regroup = False
+            self._team = Team([self._job(rank, folder) for rank in range(self.world_size)], pressed)
+        elif self._must_regroup:
+            try:
+                self._team.regroup(pressed)
+            except BaseException:
+                self._kill()
+                raise
+            self._must_regroup = False
+        return self._team
 
     def _kill(self) -> None:
-        for member in self._members:
-            member.kill()
-        for member in self._members:
-            member.release()
-        self._members = []
-        if self._stores is not None:
-            self._stores.remove()
-            self._stores = None
+        team, self._team = self._team, None
+        if team is not None:
+            team.kill()
 
-    def _job(self, rank: int, store: str) -> Job:
+    def _job(self, rank: int, folder: str) -> Job:
         size, threads = str(self.world_size), str(self.threads)
         environment = dict(os.environ)
         environment.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=size, LOCAL_WORLD_SIZE=size)
         environment.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads, TOKENIZERS_PARALLELISM="false")
         loopback = {"linux": "lo", "darwin": "lo0"}.get(sys.platform)
         if loopback:
-            environment.setdefault("GLOO_SOCKET_IFNAME", loopback)
+            environment["GLOO_SOCKET_IFNAME"] = loopback
         return Job(
-            rank, self.world_size, self.backend, self.timeout, self.threads, store, self.network, self.check,
-            environment, [entry or os.getcwd() for entry in sys.path], os.getcwd(),
+            rank, self.world_size, self.backend, self.timeout, START_LIMIT, self.threads, folder, self.network,
+            self.check, environment, [entry or os.getcwd() for entry in sys.path], os.getcwd(),
         )  # fmt: skip
-
-    def _await_ready(self) -> None:
-        end = time.perf_counter() + START_LIMIT
-        for member in self._members:
-            try:
-                if not member.connection.poll(max(0.0, end - time.perf_counter())):
-                    raise errors.of_start(member.rank, f"not ready after {START_LIMIT} s")
-                message = channel.unpack(member.connection.recv_bytes())
-            except (EOFError, OSError):
-                member.process.join(1)
-                words = member.read_output().decode(errors="replace").strip().splitlines()
-                reason = words[-1] if words else f"it ended with exit code {member.process.exitcode}"
-                raise errors.of_start(member.rank, reason) from None
-            match message:
-                case ("ready", {"pid": pid, "preloaded": preloaded}):
-                    member.pid, member.preloaded = pid, preloaded
-                case ("broken", reason):
-                    raise errors.of_start(member.rank, reason)
-
-    def _read_clock(self, member: Member) -> float:
-        member.tell(("clock",))
-        while True:
-            match channel.unpack(member.connection.recv_bytes()):
-                case ("clock", moment):
-                    return float(moment)
 
     # --- calls ---
 
@@ -166,102 +161,104 @@ class Ranks:
         The function may be defined in the notebook. Tensors come back as CPU copies. Raises RankError where a rank
         fails, and TypeError where the function or an argument can't be sent.
         """
+        __tracebackhide__ = True  # a learner's traceback ends with the learner's own line
         if not callable(cast(Any, function)):
             kind = type(function).__name__
             raise TypeError(f"ranks.run: give a function and its arguments, not a {kind} (call it without parentheses)")
         return self._call(("function", function, args, kwargs))
 
-    def run_cell(self, code: str, *, on: list[int] | None = None) -> list[str | None]:
+    def run_cell(self, code: str, *, on: Sequence[int] | None = None, timeout: float | None = None) -> list[str | None]:
         """Execute source on every rank (or those in `on`), in names that persist; returns the repr of the last
-        expression of each rank. This is what the %%ranks magic calls."""
+        expression of each rank. `timeout` replaces the ranks' own for this cell. This is what %%ranks calls."""
+        __tracebackhide__ = True
         self._cells += 1
-        return self._call(("cell", code, self._cells), on=on)
+        return self._call(("cell", code, self._cells), on, timeout)
 
     def push(self, **names: Any) -> None:
         """Set names on every rank, for the %%ranks cells that follow."""
+        __tracebackhide__ = True
         self._call(("push", names))
 
     def pull(self, name: str) -> list[Any]:
         """The value that a name has in each rank's %%ranks cells, in rank order."""
+        __tracebackhide__ = True
         return self._call(("pull", name))
 
-    def _call(self, what: tuple[Any, ...], on: list[int] | None = None) -> list[Any]:
-        if self._running:
-            raise RuntimeError("these ranks are busy with another call: wait for it, or use other ranks")
+    def _call(self, what: Any, on: Sequence[int] | None = None, timeout: float | None = None) -> list[Any]:
+        __tracebackhide__ = True
+        chosen = list(range(self.world_size)) if on is None else check_chosen(on, self.world_size)
+        limit = self.timeout if timeout is None else check_timeout(timeout)
         try:
-            payload = channel.pack(what)
+            load = channel.pack(what)
         except Exception as error:
             raise TypeError(f"the function or an argument can't be sent to the ranks: {error}") from None
-        chosen = list(range(self.world_size)) if on is None else on
-        self._running = True
-        try:
-            self.start()
-            self._rejoin()
-            outcome = self._follow(payload, chosen)
-        finally:
-            self._running = False
-        if outcome.interrupted:
-            raise KeyboardInterrupt
-        if outcome.error is not None:
-            raise outcome.error
-        return [self._result(outcome.answers[rank]) for rank in chosen]
+        with self._work():
+            with interrupts.held_back() as pressed:
+                outcome = self._follow(load, chosen, limit, pressed)
+            if pressed.pressed:
+                raise KeyboardInterrupt
+            if outcome.error is not None:
+                raise outcome.error
+        return [self._result(rank, outcome.results[rank]) for rank in chosen]
 
-    def _follow(self, payload: bytes, chosen: list[int]) -> Outcome:
+    def _follow(self, load: bytes, chosen: list[int], limit: float, pressed: interrupts.Interrupts) -> Outcome:
+        team = self._ready_team(pressed)
         self._number += 1
-        lines = sources.cell_sources(self._known)
         open_recorders = recorders()
-        for rank in chosen:
-            self._members[rank].tell(Call(self._number, payload, bool(open_recorders), lines))
         output = Output(self.world_size, live=is_live())
-        calling = Calling(self._members, self._number, output, timeout=self.timeout)
-        calling.pending &= set(chosen)
-        outcome = calling.run()
-        for rank, answer in sorted(outcome.answers.items()):
-            if answer.record is not None:
-                for recorder in open_recorders:
-                    recorder.merge(rank, answer.record, offset=self._members[rank].offset)
-                    recorder.network = str(self.network) if self.network else None
-        self._regroup = outcome.must_regroup
+        try:
+            if lines := sources.cell_sources(team.known):
+                for member in team.members:
+                    member.tell(Lines(), channel.pack(lines))
+            for rank in chosen:
+                team.members[rank].tell(Call(self._number, bool(open_recorders), limit), load)
+            outcome = Calling(team, self._number, chosen, output, limit, pressed).run()
+        except BaseException:
+            self._kill()
+            raise
+        for recorder in open_recorders:
+            recorder.network = str(self.network) if self.network else None
+            for rank, member in enumerate(team.members):
+                answer = outcome.answers.get(rank)
+                seen = answer.record if answer and answer.record else RankRecord(rank)
+                recorder.merge(rank, seen, offset=member.offset)
+        self._must_regroup = self._must_regroup or outcome.must_regroup
         if outcome.must_kill:
             self._kill()
+        if self._closing:
+            self._kill()
+            outcome.error = errors.of_closing(self.world_size)
         return outcome
 
-    def _rejoin(self) -> None:
-        """Build the group anew after a failure."""
-        if not self._regroup:
-            return
-        assert self._stores is not None
-        store = self._stores.new()
-        for member in self._members:
-            member.tell(("regroup", store))
-        self._await_ready()
-        self._regroup = False
-
-    def _result(self, answer: Answer) -> Any:
-        assert answer.result is not None
-        return channel.unpack(answer.result)
+    def _result(self, rank: int, result: bytes) -> Any:
+        try:
+            return channel.unpack(result)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise errors.of_result(rank, reason) from error
 
     # --- looks ---
 
     @property
     def preloaded(self) -> list[bool]:
         """For each rank whether torch was there when it started, rather than imported by it."""
-        return [member.preloaded for member in self._members]
+        return [member.preloaded for member in self._team.members] if self._team else []
 
     def __repr__(self) -> str:
         network = f", network=({self.network})" if self.network else ""
-        state = "running" if self._members else "not started"
+        state = "running" if self._team else "not started"
         return f"Ranks({self.world_size}, backend={self.backend!r}{network}): {state}"
 
     def _repr_html_(self) -> str:
         rows = []
         for rank in range(self.world_size):
             state, memory = "not started", ""
-            if self._members:
+            if self._team is not None:
                 try:
-                    process = psutil.Process(self._members[rank].pid)
-                    state = "busy" if self._running else "idle"
-                    memory = f"{process.memory_info().rss / 1e6:.0f} MB"
+                    process = psutil.Process(self._team.members[rank].pid)
+                    # its own: most of what it shows is shared with the process that it was forked from
+                    memory = f"{process.memory_full_info().uss / 1e6:.0f} MB"
+                    state = "busy" if self._lock.locked() else "idle"
                 except psutil.Error:
                     state = "gone"
             rows.append(f"<tr><td>rank {rank}</td><td>{state}</td><td>{memory}</td></tr>")
@@ -275,27 +272,22 @@ def launch(function: Callable[..., Any], world_size: int, *args: Any, **kwargs: 
         return ranks.run(function, *args, **kwargs)
 
 
-def _refuse_bad(world_size: Any, backend: Any, timeout: Any, network: Any, threads: Any) -> None:
-    if not isinstance(world_size, int) or isinstance(world_size, bool) or not 1 <= world_size <= MOST:
-        raise ValueError(f"Ranks: world_size is {world_size!r}; give a whole number of ranks from 1 to {MOST}")
-    if backend not in ("gloo", "nccl"):
-        raise ValueError(f"Ranks: backend is {backend!r}; give 'gloo' (CPU) or 'nccl' (a GPU for every rank)")
-    if backend == "nccl" and torch.cuda.device_count() < world_size:
-        found = torch.cuda.device_count()
-        raise ValueError(
-            f"Ranks: backend 'nccl' needs a GPU for each of the {world_size} ranks and this machine has {found}: "
-            "use backend='gloo', or fewer ranks"
-        )
-    if not isinstance(timeout, int | float) or not timeout > 0:
-        raise ValueError(f"Ranks: timeout is {timeout!r}; give seconds above 0")
-    if network is not None and not isinstance(network, Network):
-        raise TypeError(f"Ranks: network is a {type(network).__name__}; give a labkit.collectives.Network or None")
-    if not isinstance(threads, int) or threads < 1:
-        raise ValueError(f"Ranks: threads is {threads!r}; give the torch threads of each rank, 1 or more")
-
-
 @atexit.register
 def _close_all() -> None:
-    """Registered after multiprocessing's own exit function, so that it runs before: that one waits for processes."""
+    """At the end of this process."""
     for pool in list(_pools):
         pool.close()
+
+
+def _forget_all() -> None:
+    """In a child that this process forks: the ranks are its parent's. So the parent's end is noticed, too: the child
+    holds no line to them."""
+    for pool in list(_pools):
+        team, pool._team, pool._lock, pool._closing = pool._team, None, threading.Lock(), False
+        if team is not None:
+            team.abandon()
+    forking.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)

@@ -1,124 +1,95 @@
-"""Starting and ending the processes of ranks.
-
-On Linux they are forked from multiprocessing's fork server, which has imported torch already; elsewhere they are
-spawned. The caller's `__main__` is never imported in a rank, so a script needs no guard.
-"""
+"""One rank as seen from outside: its process, the connection to it, and the pipe with what it writes."""
 
 import contextlib
-import multiprocessing
 import os
-import shutil
-import signal
-import sys
-import tempfile
-import types
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from multiprocessing import forkserver
-from multiprocessing.connection import Connection
+import threading
+from collections import deque
+from multiprocessing import Pipe
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from labkit.ranks import channel, worker
+from labkit.ranks import channel, entry
+from labkit.ranks.ending import end_tree
+from labkit.ranks.forking import new_process
+from labkit.ranks.jobs import Job
 
-PRELOAD = ["torch", "torch.distributed", "cloudpickle", "labkit.ranks.worker"]
-
-
-def context() -> Any:
-    """The way to start processes here: the fork server on Linux, spawn on macOS and Windows."""
-    method = "forkserver" if sys.platform == "linux" else "spawn"
-    chosen = multiprocessing.get_context(method)
-    if method == "forkserver":
-        chosen.set_forkserver_preload(PRELOAD)
-    return chosen
+_MOST = 1 << 20  # bytes of output taken at a time
+_SMALL = 1 << 15  # bytes that a connection takes without being read at once
 
 
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide `__main__` from multiprocessing, which would run the caller's script again in every rank."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
-
-
-def warm_up() -> None:
-    """Let the fork server import torch in the background, so that the first ranks start sooner. Returns at once."""
-    if sys.platform == "linux":
-        context()
-        with _without_main():
-            forkserver.ensure_running()
-
-
-@dataclass
 class Member:
-    """One rank as seen from outside."""
+    """One rank. `offset` is what to add to its clock to have it on ours, in seconds."""
 
-    rank: int
-    process: BaseProcess
-    connection: Connection
-    output: Connection
-    offset: float = 0.0  # seconds to add to the rank's clock to have it on ours
-    preloaded: bool = False
-    pid: int = 0
+    def __init__(self, job: Job) -> None:
+        self.rank, self.offset, self.preloaded = job.rank, 0.0, False
+        self.connection, theirs = Pipe()
+        self.output, writer = Pipe(duplex=False)
+        self._outbox: deque[tuple[Any, bytes | None]] = deque()
+        self._lock = threading.Lock()
+        self._sending = False
+        self._held = b""
+        try:
+            self.process: BaseProcess = new_process(entry.main, (job, theirs, writer), name=f"labkit-rank-{job.rank}")
+        except BaseException:
+            self.connection.close()
+            self.output.close()
+            raise
+        finally:
+            theirs.close()
+            writer.close()
+        os.set_blocking(self.output.fileno(), False)
 
-    def tell(self, message: Any) -> None:
-        """Send a message; a rank that is gone hears nothing."""
-        with contextlib.suppress(OSError):  # its end is noticed by its sentinel
-            self.connection.send_bytes(channel.pack(message))
+    @property
+    def pid(self) -> int:
+        return self.process.pid or 0
+
+    def tell(self, message: Any, load: bytes | None = None) -> None:
+        """Send a message, after those before it. What is large leaves in the background, since a rank may be too busy
+        to take it. A rank that is gone hears nothing; its end is noticed elsewhere."""
+        with self._lock:
+            self._outbox.append((message, load))
+            if self._sending:
+                return
+            self._sending = True
+        if load is None or len(load) < _SMALL:
+            self._send()
+        else:
+            threading.Thread(target=self._send, name="labkit-send", daemon=True).start()
+
+    def _send(self) -> None:
+        while True:
+            with self._lock:
+                if not self._outbox:
+                    self._sending = False
+                    return
+                message, load = self._outbox.popleft()
+            with contextlib.suppress(OSError):
+                channel.send(self.connection, message, load)
 
     def read_output(self) -> bytes:
-        """What the rank has written since, without waiting."""
-        pieces = []
+        """What the rank has written since, without waiting; the rest at the next call if it is much."""
+        self.hold_output()
+        written, self._held = self._held, b""
+        return written
+
+    def hold_output(self) -> None:
+        """Take what the rank has written, so that it can go on writing, and keep it for `read_output`."""
         with contextlib.suppress(OSError):  # nothing more for now
-            while piece := os.read(self.output.fileno(), 1 << 20):
-                pieces.append(piece)
-        return b"".join(pieces)
+            while len(self._held) < _MOST and (piece := os.read(self.output.fileno(), _MOST)):
+                self._held += piece
 
     def kill(self) -> None:
-        """End the rank and all that it has started."""
-        if self.pid and hasattr(os, "killpg"):
-            with contextlib.suppress(OSError):  # gone already
-                os.killpg(self.pid, signal.SIGKILL)
-        self.process.kill()
+        """End the rank and all that it has started. Does not wait for it."""
+        if self.pid:
+            end_tree(self.pid)
 
     def release(self) -> None:
         """Wait for the process to be gone, and close what connects to it."""
         self.process.join(5)
-        self.connection.close()
-        self.output.close()
+        self.abandon()
 
-
-def start(job: worker.Job) -> Member:
-    """Start one rank; it tells "ready" when its group is complete."""
-    chosen = context()
-    ours, theirs = chosen.Pipe()
-    reader, writer = chosen.Pipe(duplex=False)
-    # not daemonic: a DataLoader with workers must run in a rank
-    process = chosen.Process(
-        target=worker.main, args=(job, theirs, writer), name=f"labkit-rank-{job.rank}", daemon=False
-    )
-    with _without_main():
-        process.start()
-    theirs.close()
-    writer.close()
-    os.set_blocking(reader.fileno(), False)
-    return Member(job.rank, process, ours, reader)
-
-
-class Stores:
-    """The temporary folder with one FileStore a group: no ports that could collide."""
-
-    def __init__(self) -> None:
-        self.folder = tempfile.mkdtemp(prefix="labkit-")
-        self.count = 0
-
-    def new(self) -> str:
-        self.count += 1
-        return os.path.join(self.folder, f"group-{self.count}")
-
-    def remove(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+    def abandon(self) -> None:
+        """Close what connects to the rank, without a word to it."""
+        for one in (self.connection, self.output):
+            with contextlib.suppress(OSError):
+                one.close()

@@ -1,22 +1,32 @@
 """What a rank tells of an exception: in one line, as a traceback with the learner's lines, and of which sort it is."""
 
+import contextlib
 import re
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from labkit.collectives.calls import unfinished
-from labkit.ranks.whereabouts import of_traceback, operation_in
+from labkit.ranks.channel import Unsendable
+from labkit.ranks.whereabouts import of_traceback, operation_in, place_of, waits
 
+STALE = "this group was built before the ranks were restarted: build it, and what uses it, again"
+LOST_CONNECTION = "the connection to another rank is lost"
 _HERE = str(Path(__file__).parent)
+_GLOO = re.compile(r"\[\S*gloo\S*:\d+\] ")
 _CONNECTION = re.compile(
     r"connection (closed|reset|refused)|socket|broken pipe|read error|write error|writev|readv|pair closure"
-    r"|transport/tcp|not connected|connectFullMesh",
+    r"|not connected|connectFullMesh|bad file descriptor",
     re.IGNORECASE,
 )
 _TIMEOUT = re.compile(r"timed out waiting|timeout waiting|wait timeout", re.IGNORECASE)
+# what torch says of a group that has been left: DDP, fully_shard, a mesh
+_LEFT = re.compile(r"is not initialized in the world group map|Could not resolve the process group")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 @dataclass(frozen=True)
@@ -30,12 +40,14 @@ class Report:
     message: str
     place: str
     operation: str  # the communication it was in, "" if none
+    peer: int | None  # the rank that it waited for, None where unknown
     traceback: str
+    unsendable: bool  # there is a result, but it can't travel
     unfinished: int  # transfers begun and not waited for: the group can't be used again if there are any
     exception: bytes | None = None
 
     def __str__(self) -> str:
-        words = self.message.splitlines()[0] if self.message else ""
+        words = self.message.strip().splitlines()[0] if self.message.strip() else ""
         where = f" ({self.place})" if self.place else ""
         return f"{self.type}: {words}{where}" if words else f"{self.type}{where}"
 
@@ -44,18 +56,33 @@ class Report:
         """Equal for the same exception on several ranks."""
         return self.type, self.message, self.place
 
+    @property
+    def waiting(self) -> str:
+        """What follows "wait", where that is what it did."""
+        place = f", {self.place}" if self.place else ""
+        return f"{waits(self.peer)} in {self.operation or 'communication'}{place}"
+
 
 def kind_of(error: BaseException) -> str:
     """Whether an exception is the rank's own, or the echo of another's end."""
     if isinstance(error, RuntimeError):
-        if _TIMEOUT.search(str(error)):
+        text = message_of(error)
+        if _TIMEOUT.search(text):
             return "timeout"
-        if _CONNECTION.search(str(error)):
+        if _GLOO.search(text) and _CONNECTION.search(text):
             return "connection"
     return "exception"
 
 
-def report(rank: int, error: BaseException, pack: Any) -> Report:
+def message_of(error: BaseException) -> str:
+    """The text of an exception, also of one that fails to give it."""
+    try:
+        return str(error)
+    except BaseException as failure:
+        return f"(its text can't be shown: __str__ raised {type(failure).__name__})"
+
+
+def report(rank: int, error: BaseException, pack: Callable[[Any], bytes]) -> Report:
     """Describe `error`, caught in `rank`. `pack` turns an exception into bytes."""
     now = time.perf_counter()
     tb = error.__traceback__
@@ -63,16 +90,28 @@ def report(rank: int, error: BaseException, pack: Any) -> Report:
     while tb is not None and tb.tb_frame.f_code.co_filename.startswith(_HERE) and tb.tb_next is not None:
         tb = tb.tb_next
     place, _ = of_traceback(tb)
-    last = tb
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
+    frames = [frame for frame, _ in traceback.walk_tb(tb)]
     text = "".join(traceback.format_exception(type(error), error, tb))
-    try:
+    data = None
+    with contextlib.suppress(Exception):  # it can't travel: its text does
         data = pack(error.with_traceback(None))
-    except Exception:
-        data = None
-    name, message = type(error).__name__, str(error)
+    unsendable = isinstance(error, Unsendable)
+    name = "TypeError" if unsendable else type(error).__name__
+    message, kind = message_of(error), kind_of(error)
     if isinstance(error, SyntaxError):
-        place, message = f"line {error.lineno}", error.msg or message
-    inside = operation_in(last.tb_frame if last else None)
-    return Report(rank, now, kind_of(error), name, message, place, inside, text, unfinished(), data)
+        place, message = place_of(error.filename or "<cell>", error.lineno or 0), error.msg or message
+    elif _LEFT.search(message):
+        message = STALE
+    # no addresses of memory, no lines of gloo's source: the text is the same in every run
+    message = _ADDRESS.sub("", _GLOO.sub("", message))
+    operation, peer = operation_in(frames), _peer_in(frames)
+    return Report(rank, now, kind, name, message, place, operation, peer, text, unsendable, unfinished(), data)
+
+
+def _peer_in(frames: list[FrameType]) -> int | None:
+    """The rank that a message of labkit's was to come from or to go to."""
+    for frame in reversed(frames):
+        if frame.f_globals.get("__name__") == "labkit.collectives.messages":
+            peer = getattr(frame.f_locals.get("self"), "peer", None)
+            return peer if isinstance(peer, int) else None
+    return None

@@ -1,260 +1,182 @@
-"""A rank: the process that runs functions and cells, and a thread of it that listens while they run.
+"""A rank at work: its main thread runs functions and cells, and another thread listens while they run.
 
-The thread answers "where are you?", delivers interrupts, and, when the process that started the ranks is gone, ends
-this process and all that it has started. So nothing outlives the notebook.
+The listening thread answers "where are you?", delivers interrupts, frees a main thread that waits in vain, and, when
+the process that started the ranks is gone, ends this process and all that it has started.
 """
 
-import atexit
-import contextlib
-import ctypes
 import os
 import queue
-import shutil
 import signal
-import sys
 import threading
 import time
-from dataclasses import dataclass, field
-from datetime import timedelta
 from multiprocessing.connection import Connection
-from typing import Any, TextIO
+from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FileStore
 
-from labkit.collectives.background import forget_threads
-from labkit.collectives.calls import forget_unfinished
-from labkit.collectives.groups import forget_endpoints
-from labkit.collectives.network import Network
-from labkit.collectives.settings import configure
-from labkit.ranks import cells, channel, sources, whereabouts
+from labkit.ranks import cells, channel, grouping, sources, stores, whereabouts
+from labkit.ranks.ending import end_myself
+from labkit.ranks.jobs import Answer, Call, Job, Lines, Ready, Regroup
 from labkit.ranks.reports import Report, report
 from labkit.ranks.sockets import shut_connections
-from labkit.record import RankRecord, Recorder, set_rank
+from labkit.ranks.streams import Streams
+from labkit.record import Recorder
 
-_PR_SET_PDEATHSIG = 1  # prctl(2)
-# another process than the rank itself where the fork server has preloaded this module
-_IMPORTED_BY = os.getpid()
-
-
-@dataclass(frozen=True)
-class Job:
-    """How a rank is to start. Everything is explicit: the process that forks ranks has an environment of its own."""
-
-    rank: int
-    world_size: int
-    backend: str
-    timeout: float
-    threads: int
-    store: str
-    network: Network | None
-    check: bool
-    environment: dict[str, str]
-    path: list[str]
-    folder: str
+STOP = (0.05, 0.25)  # seconds between two signals, and until an interrupted rank's connections are shut
 
 
-@dataclass(frozen=True)
-class Call:
-    """One thing to run: a packed (function, args, kwargs), or the source of a cell."""
-
-    number: int
-    payload: bytes
-    record: bool
-    lines: sources.Sources = field(default_factory=dict)
+_here: "Worker | None" = None
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What came of a call: a packed result, or a report; and what was recorded."""
-
-    number: int
-    result: bytes | None
-    report: Report | None
-    record: RankRecord | None
+def is_rank() -> bool:
+    """Whether this process is a rank that `Ranks` has started, or was forked from one."""
+    return _here is not None
 
 
 class Worker:
     """The state of a rank between calls."""
 
-    def __init__(self, job: Job, connection: Connection, preloaded: bool) -> None:
-        self.job, self.connection, self.preloaded = job, connection, preloaded
-        self.calls: queue.Queue[Any] = queue.Queue()
+    def __init__(self, job: Job, connection: Connection, streams: Streams, *, preloaded: bool) -> None:
+        global _here
+        _here = self
+        self.job, self.connection, self.streams, self.preloaded = job, connection, streams, preloaded
+        self.calls: queue.Queue[tuple[Any, bytes]] = queue.Queue()
         self.busy = False
+        self.limit = job.timeout
+        self.number = 0  # of the call that it works on
+        self.interrupted = 0  # the last call in which KeyboardInterrupt was raised
+        self.cancelled = 0  # the last call that was interrupted before it began
         self.lock = threading.Lock()
         self.namespace = cells.new_namespace(job.rank, job.world_size)
 
-    def tell(self, message: Any) -> None:
+    def tell(self, message: Any, load: bytes | None = None) -> None:
         with self.lock:
-            self.connection.send_bytes(channel.pack(message))
+            channel.send(self.connection, message, load)
 
     # --- the listening thread ---
 
     def listen(self) -> None:
         try:
             while True:
-                self.hear(channel.unpack(self.connection.recv_bytes()))
-        except (EOFError, OSError):
+                self.hear(*channel.receive(self.connection))
+        finally:
             # the process that started us is gone without a word
-            shutil.rmtree(os.path.dirname(self.job.store), ignore_errors=True)
-            end_process_group()
+            stores.remove(self.job.stores)
+            end_myself()
 
-    def hear(self, message: Any) -> None:
+    def hear(self, message: Any, load: bytes) -> None:
         match message:
-            case ("where",):
-                self.tell(("where", whereabouts.of_main_thread(self.busy)))
+            case ("where", with_stack):
+                self.tell(whereabouts.of_main_thread(self.busy, with_stack=with_stack))
             case ("clock",):
                 self.tell(("clock", time.perf_counter()))
-            case ("free",):
+            case "free":
                 shut_connections()
-            case ("interrupt",):
-                if self.busy:
-                    os.kill(os.getpid(), signal.SIGINT)
-                    # a rank blocked inside gloo hears of it only when its wait ends
-                    threading.Timer(0.3, self.free_if_busy).start()
+            case ("interrupt", number):
+                self.interrupt(number)
+            case Lines():
+                sources.remember(channel.unpack(load))
             case _:
-                self.calls.put(message)
+                self.calls.put((message, load))
 
-    def free_if_busy(self) -> None:
-        if self.busy:
-            shut_connections()
+    def interrupt(self, number: int) -> None:
+        with self.lock:
+            if not self.busy:
+                self.cancelled = number  # it is still to come
+                return
+        threading.Thread(target=self.stop, args=(number,), name="labkit-stop", daemon=True).start()
+
+    def stop(self, number: int) -> None:
+        """Let the main thread raise KeyboardInterrupt, wherever it is."""
+        for seconds in STOP:
+            # to the thread that may sleep: a signal to the process could be taken by another; and once more, since
+            # it may have come a moment before the sleep
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            time.sleep(seconds)
+            if not self.busy or self.number != number:
+                return
+        # a rank blocked inside gloo hears of it only when its wait ends
+        shut_connections()
+
+    def on_interrupt(self, *_: object) -> None:
+        """The signal handler."""
+        if self.busy and self.interrupted < self.number:
+            self.interrupted = self.number
+            raise KeyboardInterrupt
 
     # --- the main thread ---
 
     def serve(self) -> None:
-        self.join_group(self.job.store)
-        self.tell(("ready", {"pid": os.getpid(), "preloaded": self.preloaded}))
+        grouping.join(self.job, 1)
+        self.tell(Ready(os.getpid(), self.preloaded))
         while True:
             match self.calls.get():
-                case Call() as call:
-                    self.tell(self.answer(call))
-                case ("regroup", store):
-                    self.leave_group()
-                    self.join_group(store)
-                    self.tell(("ready", {"pid": os.getpid(), "preloaded": self.preloaded}))
-                case ("exit",):
-                    self.leave_group()
+                case Call() as call, load:
+                    self.answer(call, load)
+                case Regroup(number), _:
+                    grouping.leave()
+                    grouping.join(self.job, number)
+                    self.limit = self.job.timeout
+                    self.tell(Ready(os.getpid(), self.preloaded))
+                case "exit", _:
+                    grouping.leave()
                     return
 
-    def join_group(self, store: str) -> None:
-        job = self.job
-        if job.backend == "nccl":
-            torch.cuda.set_device(job.rank)
-        dist.init_process_group(
-            job.backend,
-            store=FileStore(store, job.world_size),
-            rank=job.rank,
-            world_size=job.world_size,
-            timeout=timedelta(seconds=job.timeout),
-        )
-
-    def leave_group(self) -> None:
-        with contextlib.suppress(Exception):  # its connections may be gone already
-            dist.destroy_process_group()
-        forget_unfinished()
-        forget_endpoints()
-        forget_threads()
-
-    def answer(self, call: Call) -> Answer:
-        sources.remember(call.lines)
+    def answer(self, call: Call, load: bytes) -> None:
         recorder = Recorder() if call.record else None
         result: bytes | None = None
         failure: Report | None = None
-        self.busy = True
+        if call.timeout != self.limit:
+            grouping.limit_waits(call.timeout)
+            self.limit = call.timeout
         try:
-            try:
-                if recorder is not None:
-                    recorder.__enter__()
-                value = self.run(call)
-                result = self.packed(value)
-            finally:
-                self.busy = False
-                if recorder is not None:
-                    recorder.__exit__()
+            with self.lock:
+                self.number, self.busy = call.number, True
+            if call.number <= self.cancelled:
+                raise KeyboardInterrupt
+            if recorder is not None:
+                recorder.__enter__()
+            result = self.packed(self.run(load))
+            self.busy = False
         except BaseException as error:  # a rank survives whatever the learner's code raises
+            self.busy = False
             failure = report(self.job.rank, error, channel.pack)
             # at once: the others may wait for this rank, and are freed by the process that hears of it
-            self.tell(("failed", failure))
-        flush()
-        return Answer(call.number, result, failure, recorder.ranks[0] if recorder is not None else None)
+            self.tell(failure)
+        if recorder is not None:
+            recorder.__exit__()
+        self.streams.flush()
+        self.streams.restore()
+        record = recorder.ranks[0] if recorder is not None else None
+        self.tell(Answer(call.number, failure, record, dist.is_initialized()), result)
 
-    def run(self, call: Call) -> Any:
-        match channel.unpack(call.payload):
-            case ("function", function, args, kwargs):
+    def run(self, load: bytes) -> Any:
+        match self.unpacked(load):
+            case "function", function, args, kwargs:
                 return function(*args, **kwargs)
-            case ("cell", code, number):
+            case "cell", code, number:
                 return cells.run(code, number, self.namespace)
-            case ("push", names):
+            case "push", names:
                 self.namespace.update(names)
                 return None
-            case ("pull", name):
+            case "pull", name:
                 return cells.look_up(name, self.namespace)
+
+    def unpacked(self, load: bytes) -> Any:
+        try:
+            return channel.unpack(load)
+        except Exception as error:
+            raise TypeError(
+                f"the function or an argument can't be rebuilt on the ranks ({type(error).__name__}: {error}): "
+                "send tensors, numbers, strings, lists or dicts"
+            ) from error
 
     def packed(self, value: Any) -> bytes:
         try:
             return channel.pack(value)
         except Exception as error:
             kind = type(value).__name__
-            raise TypeError(
+            raise channel.Unsendable(
                 f"a result of type {kind} can't be sent back to the notebook ({error}): "
                 "return tensors, numbers, strings, lists or dicts"
             ) from None
-
-
-def flush() -> None:
-    """Write out what print and C code have buffered, before the result is sent."""
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    with contextlib.suppress(OSError, AttributeError, TypeError):  # no C library to ask
-        ctypes.CDLL(None).fflush(None)
-
-
-def end_process_group() -> None:
-    """Kill this process and everything that it has started."""
-    if hasattr(os, "killpg"):
-        os.killpg(os.getpgrp(), signal.SIGKILL)
-    os._exit(1)
-
-
-def _writer(descriptor: int) -> TextIO:
-    return open(descriptor, "w", buffering=1, encoding="utf-8", errors="replace", closefd=False)
-
-
-def _die_with_parent() -> None:
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def main(job: Job, connection: Connection, output: Connection) -> None:
-    """The life of a rank. `output` takes what it writes to stdout and stderr."""
-    if hasattr(os, "setsid"):
-        os.setsid()
-    _die_with_parent()
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    output.close()
-    sys.stdout, sys.stderr = _writer(1), _writer(2)
-    os.environ.clear()
-    os.environ.update(job.environment)
-    sys.path[:] = job.path
-    os.chdir(job.folder)
-    torch.set_num_threads(job.threads)
-    set_rank(job.rank)
-    configure(network=job.network, rank=job.rank, check=job.check)
-    worker = Worker(job, connection, preloaded=os.getpid() != _IMPORTED_BY)
-
-    def on_interrupt(*_: object) -> None:
-        if worker.busy:
-            raise KeyboardInterrupt
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    threading.Thread(target=worker.listen, name="labkit-listen", daemon=True).start()
-    try:
-        worker.serve()
-    except BaseException as error:
-        worker.tell(("broken", report(job.rank, error, channel.pack)))
-    flush()
-    atexit._run_exitfuncs()
-    end_process_group()

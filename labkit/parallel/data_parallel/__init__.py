@@ -2,5 +2,5 @@
 
 from labkit.parallel.data_parallel.averaging import average_each as average_each
 from labkit.parallel.data_parallel.averaging import average_flat as average_flat
+from labkit.parallel.data_parallel.marking import is_wrapped as is_wrapped
 from labkit.parallel.data_parallel.wrapper import DistributedDataParallel as DistributedDataParallel
-from labkit.parallel.data_parallel.wrapper import is_wrapped as is_wrapped

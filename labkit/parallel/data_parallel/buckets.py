@@ -10,9 +10,11 @@ import torch
 from torch import nn
 
 FIRST_BUCKET_BYTES = 1 << 20
+#: gradients below this are divided and copied together when the bucket is full: by then each is but a call's price
+SMALL_BYTES = 1 << 14
 
 
-def assign(parameters: Sequence[nn.Parameter], *, cap_bytes: int, first_cap_bytes: int) -> list[list[int]]:
+def assign(parameters: Sequence[nn.Parameter], *, cap_bytes: float, first_cap_bytes: float) -> list[list[int]]:
     """Places in `parameters`, which are in the order of readiness, for each bucket.
 
     A bucket is closed when it has reached its cap, and holds one dtype on one device. Buckets are in the order in
@@ -21,12 +23,11 @@ def assign(parameters: Sequence[nn.Parameter], *, cap_bytes: int, first_cap_byte
     open_buckets: dict[tuple[torch.dtype, torch.device], list[int]] = {}
     filled: dict[tuple[torch.dtype, torch.device], int] = {}
     done: list[list[int]] = []
-    caps = {False: first_cap_bytes, True: cap_bytes}
     for index, parameter in enumerate(parameters):
         key = parameter.dtype, parameter.device
         open_buckets.setdefault(key, []).append(index)
         filled[key] = filled.get(key, 0) + parameter.numel() * parameter.element_size()
-        if filled[key] >= caps[bool(done)]:
+        if filled[key] >= (cap_bytes if done else first_cap_bytes):
             done.append(open_buckets.pop(key))
             filled[key] = 0
     return sorted(done + list(open_buckets.values()), key=lambda indices: indices[0])
@@ -40,21 +41,42 @@ class Bucket:
         first = self.parameters[0]
         lengths = [parameter.numel() for parameter in self.parameters]
         self.flat = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
-        self.views = [
-            part.view_as(parameter) for part, parameter in zip(self.flat.split(lengths), self.parameters, strict=True)
-        ]
-        self.waiting = len(self.parameters)  # gradients not ready yet
+        parts = self.flat.split(lengths)
+        self.views = [part.view_as(parameter) for part, parameter in zip(parts, self.parameters, strict=True)]
+        self.is_small = [view.numel() * view.element_size() < SMALL_BYTES for view in self.views]
+        self.forget()
 
-    @property
-    def nbytes(self) -> int:
-        return self.flat.numel() * self.flat.element_size()
+    def forget(self) -> None:
+        """Await all gradients anew."""
+        self.waiting = len(self.parameters)
+        self._small: list[int] = []  # taken, and not brought to their places yet
 
     def take(self, index: int, divisor: int) -> None:
-        """Divide a ready gradient and bring it to its place; from here on it lives there."""
+        """A gradient is ready: divide it and bring it to its place, where it lives from here on. A small one when
+        `close` is called. Division comes before the sum, which then can't overflow where the average would not."""
+        self.waiting -= 1
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad
         if gradient is None:
             view.zero_()
+        elif self.is_small[index]:
+            self._small.append(index)
         else:
-            # division comes before the sum, which then can't overflow where the average would not
             torch.div(gradient.detach(), divisor, out=view)
+            parameter.grad = view
+
+    def close(self, divisor: int) -> None:
+        """All are here: bring the small ones to their places."""
+        if not self._small:
+            return
+        views = [self.views[index] for index in self._small]
+        gradients = [self.parameters[index].grad for index in self._small]
+        with torch.no_grad():
+            # none is None; what is in its place already stays there
+            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+            if len(views) == len(self.views):
+                self.flat.div_(divisor)
+            else:
+                torch._foreach_div_(views, float(divisor))
+        for index, view in zip(self._small, views, strict=True):
+            self.parameters[index].grad = view

@@ -1,8 +1,8 @@
 """Uneven numbers of batches: ranks that are through shadow the others' collectives, with zeros, until the last is.
 
-Before each forward the ranks that still train announce it; those that are through answer. So all know how many are
-left and, when nobody is, that it is over. Source: the semantics are those of PyTorch's `Join` (torch.distributed
-.algorithms.join), which divides by the whole world size too.
+Before each collective of a forward or backward the ranks that still train announce it; those that are through answer,
+and do the same. So all know how many are left and, when nobody is, that it is over. Source: the semantics are those
+of PyTorch's `Join` (torch.distributed.algorithms.join), which divides by the whole world size too.
 """
 
 from collections.abc import Iterator
@@ -17,6 +17,8 @@ from labkit.parallel.data_parallel.replicas import broadcast_tensors
 if TYPE_CHECKING:
     from labkit.parallel.data_parallel.wrapper import DistributedDataParallel
 
+BUFFERS, BACKWARD = "buffers", "backward"
+
 
 class Join:
     """The agreement of the ranks of one wrapper while batches last."""
@@ -24,15 +26,20 @@ class Join:
     def __init__(self, wrapper: "DistributedDataParallel") -> None:
         self.wrapper, self.end = wrapper, wrapper._end
 
-    def count(self, *, active: bool, sync: bool) -> tuple[int, bool]:
-        """How many ranks still train, and whether the coming backward reduces."""
-        told = torch.tensor([int(active), int(sync)], dtype=torch.int64)
+    def announce(self, what: str | None) -> str | None:
+        """Tell the others what this rank does next, None for nothing; returns what the training ones do."""
+        told = torch.tensor([what is not None, what == BUFFERS, what == BACKWARD], device=self.wrapper._device)
+        told = told.to(torch.int64)
         all_reduce(told, ReduceOp.SUM, self.end.group)
-        return int(told[0]), bool(told[1])
-
-    def announce(self, *, sync: bool) -> None:
-        """Before a forward of a rank that still trains."""
-        self.count(active=True, sync=sync)
+        training, *counts = told.tolist()
+        if any(count not in (0, training) for count in counts):
+            raise RuntimeError(
+                f"join: of {training} ranks with batches left {counts[0]} begin a forward and {counts[1]} a backward: "
+                "all of them must make the same calls"
+            )
+        if not training:
+            return None
+        return BUFFERS if counts[0] else BACKWARD
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -40,36 +47,24 @@ class Join:
         if wrapper._join is not None:
             raise RuntimeError("join: this wrapper is in a join() already; leave it first")
         wrapper._join = self
-        steps_of_others = 0
+        missed = 0
         try:
             yield
-            while True:
-                active, sync = self.count(active=False, sync=False)
-                if not active:
-                    break
-                steps_of_others += 1
-                if sync:
-                    self.shadow()
+            while (what := self.announce(None)) is not None:
+                missed += 1
+                if what == BUFFERS:
+                    wrapper.broadcast_buffers()
+                else:
+                    wrapper._reducer.shadow()
         finally:
             wrapper._join = None
-        self.take_final_parameters(steps_of_others)
+        self.take_final_parameters(missed)
 
-    def shadow(self) -> None:
-        """What the others' forward and backward send, with nothing to add."""
-        reducer = self.wrapper._reducer
-        reducer.prepare(enabled=True)
-        if self.wrapper._broadcast_buffers:
-            self.wrapper.broadcast_buffers()
-        for bucket in reducer.buckets:
-            bucket.flat.zero_()
-            all_reduce(bucket.flat, ReduceOp.SUM, self.end.group, algorithm=reducer.algorithm)
-        reducer.shadow_end()
-
-    def take_final_parameters(self, steps_of_others: int) -> None:
+    def take_final_parameters(self, missed: int) -> None:
         """All take the parameters and buffers of the first rank that trained to the end."""
-        missed = torch.full((self.end.size,), -1, dtype=torch.int64)
-        missed[self.end.place] = steps_of_others
-        all_reduce(missed, ReduceOp.MAX, self.end.group)
-        source = int((missed == missed.min()).nonzero()[0])
+        everyones = torch.full((self.end.size,), -1, dtype=torch.int64, device=self.wrapper._device)
+        everyones[self.end.place] = missed
+        all_reduce(everyones, ReduceOp.MAX, self.end.group)
+        source = int((everyones == everyones.min()).nonzero()[0])
         module = self.wrapper.module
         broadcast_tensors([*module.parameters(), *module.buffers()], self.end, source=source)

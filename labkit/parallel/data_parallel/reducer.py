@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from labkit.collectives import ReduceOp, Work, all_reduce, broadcast
+from labkit.collectives.agreement import agree
 from labkit.collectives.groups import Endpoint
 from labkit.parallel.data_parallel.buckets import FIRST_BUCKET_BYTES, Bucket, assign
 
@@ -19,8 +20,9 @@ from labkit.parallel.data_parallel.buckets import FIRST_BUCKET_BYTES, Bucket, as
 class Reducer:
     """Averages the gradients of `named` parameters over a group, during backward.
 
-    `overlap=False` reduces each bucket in the foreground when it is full. `ordered` parameters are reversed, as
-    backward reaches them, until the first backward has shown its true order.
+    `overlap=False` reduces each bucket in the foreground when it is full. The order of readiness is taken to be the
+    reverse of `named`'s until the first backward has shown it. `before_first` is called before a backward sends
+    anything. Parameters go by their number in `named`.
     """
 
     def __init__(
@@ -28,150 +30,222 @@ class Reducer:
         named: dict[str, nn.Parameter],
         end: Endpoint,
         *,
-        cap_bytes: int,
+        cap_bytes: float,
         overlap: bool,
         find_unused: bool,
         algorithm: str,
+        before_first: Callable[[], None] = lambda: None,
     ) -> None:
         self.end, self.overlap, self.find_unused, self.algorithm = end, overlap, find_unused, algorithm
-        self.cap_bytes = cap_bytes
-        self.names = {parameter: name for name, parameter in named.items()}
-        self.enabled = True  # whether the backward to come reduces
+        self.cap_bytes, self.before_first = cap_bytes, before_first
+        self.names, self.parameters = list(named), list(named.values())
+        self.armed = False  # the next backward averages
+        self.local_task = -1  # a backward that does not, though another is awaited
         self.rebuilt = False
-        self.observed: list[nn.Parameter] = []
-        self.seen: dict[nn.Parameter, None] = {}  # ready in this backward, in order
-        self.works: list[Work | None] = []
-        self.running = False
-        self.arrange(list(reversed(named.values())))
+        self.arrange(list(reversed(range(len(named)))))
         me = weakref.ref(self)
         # held by the parameters, so they must not hold the reducer
-        self.handles = [p.register_post_accumulate_grad_hook(_hook(me)) for p in named.values()]
+        self.handles = [
+            parameter.register_post_accumulate_grad_hook(_hook(me, number))
+            for number, parameter in enumerate(self.parameters)
+        ]
 
-    def arrange(self, ordered: list[nn.Parameter]) -> None:
+    def arrange(self, order: list[int]) -> None:
         """Make the buckets for parameters in the order of readiness."""
         first = min(FIRST_BUCKET_BYTES, self.cap_bytes)
+        ordered = [self.parameters[number] for number in order]
         places = assign(ordered, cap_bytes=self.cap_bytes, first_cap_bytes=first)
-        self.buckets = [Bucket([ordered[place] for place in bucket]) for bucket in places]
-        self.home = {
-            parameter: (number, index)
-            for number, bucket in enumerate(self.buckets)
-            for index, parameter in enumerate(bucket.parameters)
+        self.members = [[order[place] for place in bucket] for bucket in places]
+        self.buckets = [Bucket([self.parameters[number] for number in bucket]) for bucket in self.members]
+        homes = {
+            number: (bucket, index)
+            for bucket, members in zip(self.buckets, self.members, strict=True)
+            for index, number in enumerate(members)
         }
+        self.homes = [homes[number] for number in range(len(homes))]
+        self.reset()
 
     def remove(self) -> None:
         for handle in self.handles:
             handle.remove()
 
+    def reset(self) -> None:
+        """Forget the backward that has ended."""
+        self.running, self.next_bucket = False, 0
+        self.works: list[Work | None] = []
+        self.order: list[int] = []  # ready in this backward
+        self.is_ready = [False] * len(self.parameters)
+        for bucket in self.buckets:
+            bucket.forget()
+
     # --- forward ---
 
-    def prepare(self, *, enabled: bool) -> None:
-        """Before a forward: take over the observed order once, and forget what an interrupted backward left."""
-        if not self.rebuilt and self.observed and not self.find_unused:
-            self.take_over_order()
-        self.enabled = enabled
-        self.reset()
-
-    def reset(self) -> None:
-        self.running, self.next_bucket, self.works = False, 0, []
-        self.seen = {}
-        for bucket in self.buckets:
-            bucket.waiting = len(bucket.parameters)
-
-    def take_over_order(self) -> None:
-        """Rebuild the buckets once, in the order that the group's first rank observed."""
-        self.rebuilt = True
-        initial = [parameter for bucket in self.buckets for parameter in bucket.parameters]
-        places = {parameter: place for place, parameter in enumerate(initial)}
-        order = torch.tensor([places[parameter] for parameter in self.observed], dtype=torch.int64)
-        broadcast(order, group=self.end.group, group_src=0)
-        if order.tolist() != list(range(len(initial))):
-            self.arrange([initial[place] for place in order.tolist()])
+    def expect(self) -> None:
+        """A forward whose backward averages."""
+        if self.running and torch._C._current_graph_task_id() < 0:
+            # an error ended the last backward: did it on all ranks, they can go on
+            self.wait_for_works()
+            agree(self.end, "a forward after a backward that ended in an error")
+            self.reset()
+        self.armed = True
 
     # --- backward ---
 
-    def begin(self) -> None:
-        """Backward has reached the model: ask autograd to call `finish` at its end."""
-        if self.enabled and not self.running:
+    def begin(self, *, averages: bool) -> None:
+        """Backward has reached an output of the model: ask autograd to call `finish` at the end."""
+        if not averages:
+            self.local_task = torch._C._current_graph_task_id()
+        elif not self.running:
             self.running = True
             torch.autograd.Variable._execution_engine.queue_callback(self.finish)
 
-    def ready(self, parameter: nn.Parameter) -> None:
+    def ready(self, number: int) -> None:
         """A gradient is complete: called by autograd's hook."""
-        if not self.enabled:
-            return
-        self.begin()
-        self.seen[parameter] = None
-        number, index = self.home[parameter]
-        bucket = self.buckets[number]
-        bucket.take(index, self.end.size)
-        parameter.grad = bucket.views[index]
-        bucket.waiting -= 1
-        self.reduce_full_ones()
+        if not self.running:
+            if not self.armed or torch._C._current_graph_task_id() == self.local_task:
+                return
+            self.begin(averages=True)
+        if not self.order:
+            self.before_first()
+        elif self.is_ready[number]:
+            self.refuse_twice(number)
+        self.order.append(number)
+        self.is_ready[number] = True
+        bucket, index = self.homes[number]
+        try:
+            bucket.take(index, self.end.size)
+            if bucket.waiting == 0:
+                self.reduce_full_ones()
+        except Exception:
+            self.explain()
+            raise
 
     def reduce_full_ones(self) -> None:
         while self.next_bucket < len(self.buckets) and self.buckets[self.next_bucket].waiting == 0:
             bucket = self.buckets[self.next_bucket]
-            self.works.append(
-                all_reduce(bucket.flat, ReduceOp.SUM, self.end.group, self.overlap, algorithm=self.algorithm)
-            )
+            bucket.close(self.end.size)
             self.next_bucket += 1
+            # backward has nothing left to do meanwhile when the last is full
+            hides = self.overlap and self.next_bucket < len(self.buckets)
+            self.works.append(self.reduce(bucket.flat, async_op=hides))
 
-    def finish(self) -> None:
-        """The end of backward: see to what was not ready, wait for the reductions."""
-        unused = [parameter for parameter in self.names if parameter not in self.seen]
-        if unused and not self.find_unused:
-            self.refuse_unused(unused)
-        kept = {p: None if p.grad is None else p.grad.detach().clone() for p in unused}
-        for parameter in unused:
-            number, index = self.home[parameter]
-            # what was accumulated before, else zeros
-            self.buckets[number].take(index, self.end.size)
-            self.buckets[number].waiting -= 1
-        self.reduce_full_ones()
+    def reduce(self, tensor: torch.Tensor, op: Any = ReduceOp.SUM, *, async_op: bool = False) -> Work | None:
+        return all_reduce(tensor, op, self.end.group, async_op, algorithm=self.algorithm)
+
+    def wait_for_works(self) -> None:
         for work in self.works:
             if work is not None:
                 work.wait()
+
+    def finish(self) -> None:
+        """The end of backward: see to what was not ready, wait for the reductions."""
+        if not self.order:
+            self.running = False  # autograd.grad: it passed through the model, but asked for no parameter's gradient
+            return
+        missing = [number for number, ready in enumerate(self.is_ready) if not ready]
+        if missing and not self.find_unused:
+            self.refuse_unused(missing)
+        for number in missing:
+            bucket, index = self.homes[number]
+            # what was accumulated before, else zeros
+            bucket.take(index, self.end.size)
+        self.reduce_full_ones()
+        self.wait_for_works()
         if self.find_unused:
-            self.settle(unused, kept)
-        if not self.rebuilt:
-            self.observed = list(self.seen)
+            self.settle(missing)
+        elif not self.rebuilt:
+            self.rebuild(self.order)
+        self.armed = False
         self.reset()
 
-    def shadow_end(self) -> None:
-        """What `finish` sends besides the buckets, for a rank that has no batch left."""
-        if self.find_unused:
-            all_reduce(
-                torch.zeros(len(self.names), dtype=torch.uint8), ReduceOp.MAX, self.end.group, algorithm=self.algorithm
-            )
-        if not self.rebuilt and not self.observed:
-            # the others have observed an order; the first rank's own, if it has none, is that of the buckets
-            self.observed = [parameter for bucket in self.buckets for parameter in bucket.parameters]
+    def settle(self, missing: list[int]) -> None:
+        """Give this rank the gradients that only others have computed; what nobody has stays None.
 
-    def refuse_unused(self, unused: list[nn.Parameter]) -> None:
-        names = ", ".join(sorted(self.names[parameter] for parameter in unused)[:5])
-        more = f" and {len(unused) - 5} more" if len(unused) > 5 else ""
+        Which exist somewhere is one byte a parameter, after the buckets, on every rank.
+        """
+        flags = self.flags([parameter.grad is not None for parameter in self.parameters])
+        self.reduce(flags, ReduceOp.MAX)
+        somewhere = flags.tolist()
+        for number in missing:
+            if somewhere[number]:
+                bucket, index = self.homes[number]
+                self.parameters[number].grad = bucket.views[index]
+
+    def flags(self, values: list[bool]) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.uint8, device=self.parameters[0].device)
+
+    def rebuild(self, observed: list[int]) -> None:
+        """Arrange the buckets once more, in the order that the group's first rank has observed: one broadcast of eight
+        bytes a parameter."""
+        self.rebuilt = True
+        order = torch.tensor(observed, device=self.parameters[0].device)
+        broadcast(order, group=self.end.group, group_src=0)
+        if order.tolist() == self.arranged:
+            return
+        self.arrange(order.tolist())
+        for parameter, (bucket, index) in zip(self.parameters, self.homes, strict=True):
+            if parameter.grad is not None:
+                parameter.grad = bucket.views[index].copy_(parameter.grad)
+
+    @property
+    def arranged(self) -> list[int]:
+        """The parameters in the order of the buckets."""
+        return [number for members in self.members for number in members]
+
+    def shadow(self) -> None:
+        """What a backward sends, with nothing to add to it."""
+        for bucket in self.buckets:
+            bucket.flat.zero_()
+            self.reduce(bucket.flat)
+        if self.find_unused:
+            self.reduce(self.flags([False] * len(self.parameters)), ReduceOp.MAX)
+        elif not self.rebuilt:
+            self.rebuild(self.arranged)
+
+    # --- what a user gets wrong ---
+
+    @property
+    def here(self) -> str:
+        return f"rank {self.end.members[self.end.place]}"
+
+    def refuse_unused(self, missing: list[int]) -> None:
+        names = ", ".join(sorted(self.names[number] for number in missing)[:5])
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        self.wait_for_works()  # what all have begun
+        self.armed = False
         self.reset()
         raise RuntimeError(
-            f"DistributedDataParallel: rank {self.end.members[self.end.place]} computed no gradient for {names}{more}: "
-            "use them in every forward, freeze them (requires_grad=False) before wrapping, or pass "
-            "find_unused_parameters=True"
+            f"DistributedDataParallel: {self.here} computed no gradient for {names}{more}: use them in every forward "
+            "and in the loss, freeze them (requires_grad=False) before wrapping, or pass find_unused_parameters=True"
         )
 
-    def settle(self, unused: list[nn.Parameter], kept: dict[nn.Parameter, torch.Tensor | None]) -> None:
-        """Give this rank the gradients that other ranks computed. One that nobody computed stays as it was, None
-        included. Which are used somewhere is one byte a parameter, and comes after the buckets, as on every rank."""
-        used = torch.tensor([parameter in self.seen for parameter in self.names], dtype=torch.uint8)
-        all_reduce(used, ReduceOp.MAX, self.end.group, algorithm=self.algorithm)
-        somewhere = dict(zip(self.names, used.tolist(), strict=True))
-        for parameter in unused:
-            number, index = self.home[parameter]
-            parameter.grad = self.buckets[number].views[index] if somewhere[parameter] else kept[parameter]
+    def refuse_twice(self, number: int) -> None:
+        raise RuntimeError(
+            f"DistributedDataParallel: the gradient of {self.names[number]} was ready twice in one backward on "
+            f"{self.here}, as it is where a parameter is used in several reentrant checkpoints: checkpoint with "
+            "use_reentrant=False"
+        )
+
+    def explain(self) -> None:
+        """Raise a sentence where a gradient is of a kind that has no place in its bucket."""
+        for name, parameter, (bucket, _) in zip(self.names, self.parameters, self.homes, strict=True):
+            gradient = parameter.grad
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise RuntimeError(
+                    f"DistributedDataParallel: the gradient of {name} is sparse and can't be averaged: build the layer "
+                    "with sparse=False"
+                ) from None
+            if parameter.dtype != bucket.flat.dtype:
+                raise RuntimeError(
+                    f"DistributedDataParallel: {name} was converted to {parameter.dtype} after wrapping: convert the "
+                    "module first, then wrap it"
+                ) from None
 
 
-def _hook(me: "weakref.ref[Reducer]") -> Callable[[Any], None]:
-    def ready(parameter: Any) -> None:
+def _hook(me: "weakref.ref[Reducer]", number: int) -> Callable[[Any], None]:
+    def ready(_: Any) -> None:
         reducer = me()
         if reducer is not None:
-            reducer.ready(parameter)
+            reducer.ready(number)
 
     return ready

@@ -3,6 +3,7 @@
 Source: S. Li and others, PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
 """
 
+import copy
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -10,22 +11,18 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from labkit.collectives.groups import Group, endpoint
-from labkit.mesh import Placement, place
-from labkit.parallel.data_parallel.joining import Join
+from labkit.collectives.groups import endpoint
+from labkit.mesh import as_axis
+from labkit.mesh.axes import AxisLike
+from labkit.parallel.data_parallel.joining import BACKWARD, BUFFERS, Join
+from labkit.parallel.data_parallel.marking import mark, unmark
+from labkit.parallel.data_parallel.outputs import tensors_in
 from labkit.parallel.data_parallel.reducer import Reducer
-from labkit.parallel.data_parallel.replicas import broadcast_tensors, check_same_shapes
-
-#: parameters under a wrapper, so that a second one, or an optimizer that reduces by itself, can refuse them
-_wrapped = WeakTensorKeyDictionary()
-
-
-def is_wrapped(parameter: nn.Parameter) -> bool:
-    """Whether a living DistributedDataParallel averages this parameter's gradient."""
-    return parameter in _wrapped
+from labkit.parallel.data_parallel.refusing import refuse_bad
+from labkit.parallel.data_parallel.replicas import broadcast_tensors, check_same_model
+from labkit.parallel.data_parallel.structure import Structure
+from labkit.parallel.synchronised_norm import SyncBatchNorm
 
 
 class DistributedDataParallel(nn.Module):
@@ -33,22 +30,28 @@ class DistributedDataParallel(nn.Module):
 
     Args:
         module: the same on every rank. Its parameters and buffers are set to those of the group's first rank.
-        process_group: the ranks to average over; None means the world.
-        bucket_cap_mb: megabytes (1e6 x 1.048576 bytes) of gradients that travel together. The first bucket has 1.
+        process_group: the ranks to average over: a group, an axis of a mesh, None for the world.
+        bucket_cap_mb: megabytes of gradients (of 2^20 bytes, as PyTorch counts) that travel together. The first bucket
+            has 1.
         overlap: reduce in the background while backward computes; False reduces each full bucket in the foreground.
         find_unused_parameters: let a rank leave out parameters that others use. Costs one byte a parameter and step.
-        broadcast_buffers: set buffers (BatchNorm's statistics) to the first rank's before each forward in training.
+        broadcast_buffers: before the first training forward of a step set buffers (BatchNorm's statistics) to the
+            first rank's.
         algorithm: of the all-reduce.
 
     The mean weighs ranks alike. Where shares differ, multiply each rank's loss sum by N / (weight of the whole batch).
-    After the first backward the buckets are rebuilt once in the order in which gradients were ready.
+    Whether a backward averages is decided by its forward: one inside `no_sync()`, and one of `.module` itself, does
+    not; `torch.autograd.grad` never does. After the first backward the buckets are rebuilt once in the order in which
+    gradients were ready. Gradients live in the buckets: the next step overwrites them, so clone what you keep.
+
+    A wrong argument or model is a ValueError or TypeError, a difference between the ranks a RuntimeError.
     """
 
     def __init__(
         self,
         module: nn.Module,
         *,
-        process_group: Group = None,
+        process_group: AxisLike = None,
         bucket_cap_mb: float = 25,
         overlap: bool = True,
         find_unused_parameters: bool = False,
@@ -56,54 +59,61 @@ class DistributedDataParallel(nn.Module):
         algorithm: str = "ring",
     ) -> None:
         super().__init__()
-        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        _refuse(named, bucket_cap_mb)
-        end = endpoint(process_group)
-        check_same_shapes(module, end)
-        broadcast_tensors([*module.parameters(), *module.buffers()], end)
-        self.module, self.process_group = module, end.group
-        self._end, self._broadcast_buffers = end, broadcast_buffers
-        self._sync = True
+        refuse_bad(module, bucket_cap_mb, algorithm)
+        self._options: dict[str, Any] = {
+            "cap_bytes": bucket_cap_mb * (1 << 20),
+            "overlap": overlap,
+            "find_unused": find_unused_parameters,
+            "algorithm": algorithm,
+        }
+        self._axis, self._broadcast_buffers = as_axis(process_group), broadcast_buffers
+        self._end = endpoint(self._axis.group)
+        self._device = next(module.parameters()).device
+        check_same_model(module, self._end, device=self._device)
+        broadcast_tensors([*module.parameters(), *module.buffers()], self._end)
+        self._wrap(module)
+
+    def _wrap(self, module: nn.Module) -> None:
+        """Everything that sends nothing."""
+        self.module, self.process_group = module, self._end.group
+        self._sync = self._buffers_due = True
         self._join: Join | None = None
-        self._homes = [
-            (owner, name, p) for owner in module.modules() for name, p in owner._parameters.items() if p is not None
-        ]
-        self._reducer = Reducer(
-            named,
-            end,
-            cap_bytes=int(bucket_cap_mb * (1 << 20)),
-            overlap=overlap,
-            find_unused=find_unused_parameters,
-            algorithm=algorithm,
-        )
-        for parameter in module.parameters():
-            place(parameter, Placement.of(parameter).replicated(end.group))
-        for parameter in named.values():
-            _wrapped[parameter] = True
-        weakref.finalize(self, _unwrap, self._reducer, list(named.values()))
+        self._structure = Structure(module)
+        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
+        me = weakref.ref(self)
+        self._reducer = Reducer(named, self._end, before_first=_announce_backward(me), **self._options)
+        placed = mark(module, self._axis)
+        weakref.finalize(self, _unwrap, self._reducer, placed).atexit = False
+        self.register_load_state_dict_pre_hook(_add_module_to_names)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """What the module's forward returns. Whether the backward that follows averages is decided here."""
-        for owner, name, parameter in self._homes:
-            if owner._parameters.get(name) is not parameter:
-                raise RuntimeError(
-                    f"DistributedDataParallel: parameter {name!r} of {type(owner).__name__} was replaced after "
-                    "wrapping, so its gradient would not be averaged: replace parameters first, then wrap"
-                )
-        training = torch.is_grad_enabled() and self.training
-        if training:
-            if self._join is not None:
-                self._join.announce(sync=self._sync)
-            self._reducer.prepare(enabled=self._sync)
-            if self._sync and self._broadcast_buffers:
+        endpoint(self.process_group)  # refused where the ranks have been restarted
+        if not torch.is_grad_enabled():
+            return self.module(*inputs, **kwargs)
+        find_unused = self._reducer.find_unused
+        averages = self._structure.check(may_freeze=find_unused) and self._sync
+        if averages:
+            self._reducer.expect()
+        if self.training and self._broadcast_buffers:
+            if self._buffers_due and self._structure.buffers():
+                self._announce(BUFFERS)
                 self.broadcast_buffers()
+            self._buffers_due = averages
         output = self.module(*inputs, **kwargs)
-        if training and self._sync:
-            begin = _begin(weakref.ref(self._reducer))
-            for leaf in tree_leaves(output):
-                if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
-                    leaf.register_hook(begin)
+
+        def begin(_: torch.Tensor) -> None:
+            # the graph holds the wrapper: one that nobody else holds must last until backward
+            self._reducer.begin(averages=averages)
+
+        for tensor in tensors_in(output):
+            if tensor.grad_fn is not None:
+                tensor.register_hook(begin)
         return output
+
+    def _announce(self, what: str) -> None:
+        if self._join is not None:
+            self._join.announce(what)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -117,11 +127,22 @@ class DistributedDataParallel(nn.Module):
     def join(self) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different times: those that are through take part with zeros until the last
         one is. In the end all take the parameters of a rank that was there to the last step."""
+        for name, module in self.module.named_modules():
+            if isinstance(module, SyncBatchNorm | nn.SyncBatchNorm):
+                raise ValueError(
+                    f"join: {name} normalises over all ranks, and one that is through can't take part in it: use "
+                    "BatchNorm or GroupNorm, or equal numbers of batches"
+                )
         return Join(self).run()
 
     def broadcast_buffers(self) -> None:
         """Set the module's buffers to those of the group's first rank."""
-        broadcast_tensors(list(self.module.buffers()), self._end)
+        broadcast_tensors(self._structure.buffers(), self._end)
+
+    @property
+    def bucket_bytes(self) -> list[int]:
+        """The size of each bucket, in the order in which they are reduced."""
+        return [bucket.flat.numel() * bucket.flat.element_size() for bucket in self._reducer.buckets]
 
     # the names of a checkpoint are the model's own
 
@@ -133,29 +154,38 @@ class DistributedDataParallel(nn.Module):
         """Load the module's state, under the module's own names."""
         return self.module.load_state_dict(state_dict, *args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
+        """A copy of the module, wrapped alike; nothing is sent."""
+        other = type(self).__new__(type(self))
+        nn.Module.__init__(other)
+        memo[id(self)] = other
+        for name in ("_options", "_axis", "_broadcast_buffers", "_end", "_device"):
+            setattr(other, name, getattr(self, name))
+        other._wrap(copy.deepcopy(self.module, memo))
+        return other.train(self.training)
 
-def _refuse(named: dict[str, nn.Parameter], bucket_cap_mb: float) -> None:
-    if not named:
-        raise ValueError("DistributedDataParallel: no parameter needs a gradient, so there is nothing to average")
-    if not bucket_cap_mb > 0:
-        raise ValueError(f"DistributedDataParallel: bucket_cap_mb is {bucket_cap_mb!r}; give megabytes above 0")
-    for name, parameter in named.items():
-        if is_wrapped(parameter):
-            raise ValueError(f"DistributedDataParallel: parameter {name} is wrapped already; wrap a module once")
-        if parameter.is_sparse or parameter.is_meta:
-            raise ValueError(f"DistributedDataParallel: parameter {name} is sparse or has no data; give it dense data")
-
-
-def _begin(reducer: "weakref.ref[Reducer]") -> Callable[[torch.Tensor], None]:
-    def begin(_: torch.Tensor) -> None:
-        living = reducer()
-        if living is not None:
-            living.begin()
-
-    return begin
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a DistributedDataParallel belongs to its ranks and can't be saved or sent: take its state_dict(), or "
+            "its .module"
+        )
 
 
-def _unwrap(reducer: Reducer, parameters: list[nn.Parameter]) -> None:
+def _add_module_to_names(wrapper: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Where the wrapper is a part of a larger module, that one loads by our attribute's name."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        state_dict[f"{prefix}module.{name.removeprefix(prefix)}"] = state_dict.pop(name)
+
+
+def _announce_backward(me: "weakref.ref[DistributedDataParallel]") -> Callable[[], None]:
+    def announce() -> None:
+        wrapper = me()
+        if wrapper is not None:
+            wrapper._announce(BACKWARD)
+
+    return announce
+
+
+def _unwrap(reducer: Reducer, placed: Any) -> None:
     reducer.remove()
-    for parameter in parameters:
-        _wrapped.pop(parameter, None)
+    unmark(placed)

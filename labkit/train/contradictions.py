@@ -1,0 +1,76 @@
+"""Settings that can't go together, and those that are not available yet."""
+
+from typing import TYPE_CHECKING
+
+from labkit.train.settings import ConfigError
+
+if TYPE_CHECKING:
+    from labkit.train.config import TrainConfig
+
+#: settings that only these workloads have
+BELONGS = {
+    "depth": ("image",),
+    "stem": ("image",),
+    "norm": ("image",),
+    "augment": ("image",),
+    "image_size": ("image",),
+    "d_model": ("text", "tokens"),
+    "num_layers": ("text", "tokens"),
+    "num_heads": ("text", "tokens"),
+    "d_ff": ("text", "tokens"),
+    "max_len": ("text", "tokens"),
+    "dropout": ("text", "tokens"),
+}
+
+
+def refuse_contradictions(config: "TrainConfig") -> None:
+    """Raise ConfigError for the first contradiction."""
+    _refuse_unavailable(config)
+    defaults = {name: one.default for name, one in config.__dataclass_fields__.items()}
+    for name, workloads in BELONGS.items():
+        if config.workload not in workloads and getattr(config, name) != defaults[name]:
+            which = " and ".join(workloads)
+            raise ConfigError(f"{name} belongs to the workload {which}, not to {config.workload}: leave it out")
+    if config.workload != "image" and config.d_model % config.num_heads:
+        raise ConfigError(
+            f"d_model={config.d_model} can't be split into num_heads={config.num_heads} equal heads: change one of them"
+        )
+    if config.optimizer != "sgd" and config.momentum != defaults["momentum"]:
+        raise ConfigError("momentum belongs to optimizer=sgd: leave it out, or give optimizer=sgd")
+    if config.steps and config.epochs != defaults["epochs"]:
+        raise ConfigError(f"steps={config.steps} and epochs={config.epochs} both say how long to train: give one")
+    if config.steps and config.warmup > config.steps:
+        raise ConfigError(f"warmup={config.warmup} is longer than the run, steps={config.steps}: shorten it")
+    if config.batch_size < config.dp:
+        raise ConfigError(
+            f"batch_size={config.batch_size} is the global batch, too small for dp={config.dp} ranks: give a "
+            "sample for each at least"
+        )
+    for name in ("snapshot_every", "resume"):
+        if getattr(config, name) and not config.folder:
+            raise ConfigError(f"{name} needs a folder for the snapshots: give folder=PATH")
+    if config.data_folder and not config.data:
+        raise ConfigError("data_folder says where a known set lies unpacked: give its name too, as in data=ag-news")
+
+
+def _refuse_unavailable(config: "TrainConfig") -> None:
+    axes = {"dp": config.dp, "pp": config.pp, "tp": config.tp}
+    several = [f"{name}={size}" for name, size in axes.items() if size > 1]
+    if len(several) > 1:
+        raise ConfigError(f"{' and '.join(several)} together are not available yet: give one of them")
+    if config.pp > 1:
+        raise ConfigError(f"pp={config.pp}: pipeline parallelism is not available yet; give pp=1")
+    if config.tp > 1:
+        raise ConfigError(f"tp={config.tp}: tensor parallelism is not available yet; give tp=1")
+    if config.zero:
+        raise ConfigError(f"zero={config.zero}: ZeRO is not available yet; give zero=0")
+    if config.precision in ("bfloat16", "float16"):
+        raise ConfigError(f"precision={config.precision} is not available yet; give float32 or float64")
+    if config.accumulate > 1:
+        raise ConfigError(
+            f"accumulate={config.accumulate}: gradient accumulation is not available yet; give accumulate=1"
+        )
+    if config.checkpoint != "none":
+        raise ConfigError(
+            f"checkpoint={config.checkpoint}: gradient checkpointing is not available yet; give checkpoint=none"
+        )

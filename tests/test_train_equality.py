@@ -9,7 +9,7 @@ from labkit.data import GlobalBatches
 from labkit.ranks import Ranks
 from labkit.record import Recorder
 from labkit.train import TrainConfig
-from labkit.train.gradient_averaging import GradientAveraging
+from labkit.train.data_parallel import DataParallel
 from labkit.train.running import make_strategy, train
 from labkit.train.workloads import Workload, make_workload
 from labkit.verify import CASES, assert_equivalent
@@ -96,6 +96,17 @@ def test_with_batch_norm_two_ranks_are_the_replay_of_their_shares(two):
     assert train(config).losses != pytest.approx(losses, abs=1e-6)  # the whole batch's statistics are others
 
 
+def test_with_sync_norm_two_ranks_have_the_losses_of_one_with_batch_norm(two):
+    config = TrainConfig(**{**IMAGE, "norm": "sync"}, steps=20, precision="float64")
+    one, (both, _) = (
+        train(TrainConfig(**{**IMAGE, "norm": "batch"}, steps=20, precision="float64")),
+        two.run(train, config),
+    )
+    assert max(abs(a - b) for a, b in zip(one.losses, both.losses, strict=True)) < 1e-9
+    for name, value in one.state_dict.items():
+        torch.testing.assert_close(both.state_dict[name], value, rtol=0, atol=1e-9)
+
+
 def test_every_test_sample_counts_once_whatever_the_number_of_ranks(two):
     config = TrainConfig(**TEXT, steps=1, precision="float64")
     strategy = make_strategy(config)
@@ -115,8 +126,9 @@ def test_a_rank_without_a_sample_in_the_last_batch_changes_nothing(two):
 class Averaging:
     """The loop's strategy as the harness wants it."""
 
-    def __init__(self, module, loss, optimizer):
-        self.strategy = GradientAveraging(Workload(None, None, module, ""), optimizer, torch.device("cpu"))
+    def __init__(self, module, loss, optimizer, *, unused):
+        workload = Workload(None, None, module, "")
+        self.strategy = DataParallel(workload, optimizer, torch.device("cpu"), find_unused_parameters=unused)
 
     def step(self, inputs, targets):
         strategy = self.strategy
@@ -147,7 +159,7 @@ def test_the_strategy_equals_one_process_on_every_awkward_model(two, case):
         chosen.build,
         chosen.batch(),
         chosen.loss,
-        Averaging,
+        partial(Averaging, unused=chosen.unused),
         2,
         reference=chosen.reference,
         ranks=two,
@@ -161,7 +173,7 @@ def test_a_step_sends_its_gradients_in_one_collective_of_known_size():
     parameters = [parameter.numel() for parameter in make_workload(config).model.parameters()]
     with Recorder() as record:
         train(config)
-    nbytes = 4 * (sum(parameters) + len(parameters))
+    nbytes = 4 * sum(parameters)  # less than the first bucket's megabyte
     sent = [span for span in record.ranks[0].events if span.name == "all_reduce" and span.details["bytes"] == nbytes]
     assert len(sent) == 2
     kinds = {span.kind for span in record.ranks[1].events}

@@ -54,6 +54,13 @@ def test_a_run_uses_the_schedule():
     assert result.learning_rates == pytest.approx(expected)
 
 
+def test_each_step_is_taken_with_the_learning_rate_that_is_told():
+    config = changed(schedule="linear", warmup=3)
+    loop = Loop(config, make_strategy(config))
+    used = [(loop.strategy.optimizer.param_groups[0]["lr"], step.learning_rate) for step in loop.steps()]
+    assert all(rate == told for rate, told in used) and len(set(used)) > 3
+
+
 # --- training ---
 
 

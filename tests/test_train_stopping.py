@@ -87,6 +87,24 @@ def test_a_second_signal_stops_at_once():
         signal.raise_signal(signal.SIGINT)
 
 
+def test_a_second_signal_ends_the_ranks_at_once(tmp_path, monkeypatch):
+    # ranks that hear nothing of the first one
+    monkeypatch.setattr(StopRequest, "ask", lambda self, name: setattr(self, "signal_name", name))
+
+    def send_two():
+        wait_for_steps(tmp_path)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=send_two, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        train(dataclasses.replace(LONG, dp=2, folder=str(tmp_path)))
+    written = (tmp_path / "metrics.jsonl").read_bytes()
+    time.sleep(0.3)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == written
+
+
 def test_ranks_hear_of_it_by_a_file(tmp_path):
     there, here = StopRequest(tmp_path / "stop"), StopRequest(tmp_path / "stop")
     assert not there.asked

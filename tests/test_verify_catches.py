@@ -133,6 +133,12 @@ def test_weights_that_are_not_broadcast_are_named_when_ranks_start_differently(t
     assert error.cause.name == "not broadcast"
 
 
+def test_buffers_that_are_not_broadcast_are_named_when_ranks_start_differently(two):
+    error = mistake(two, ways.SpreadsParametersOnly, "batch norm", start="rank0")
+    assert error.kind == "start_buffers"
+    assert "the buffers of rank 1 at the start are not rank 0's: broadcast them at construction" in str(error)
+
+
 def test_buffers_that_are_not_synchronised_are_named(two):
     error = mistake(two, ways.KeepsItsBuffers, "batch norm")
     assert error.kind == "buffers"

@@ -242,6 +242,12 @@ class StartsAsItIs(Right):
         pass
 
 
+class SpreadsParametersOnly(KeepsItsBuffers):
+    def spread(self):
+        for parameter in self.module.parameters():
+            broadcast(parameter.detach(), 0)
+
+
 class LosesAGradient(Right):
     def full_grads(self):
         return super().full_grads() | {"0.weight": None}

@@ -28,7 +28,7 @@ class TrainConfig:
 
     depth: int = setting(8, "depth of the ResNet", "layers", choices=(8, 18, 50))
     stem: str = setting("small", "first layers of the ResNet", choices=("small", "imagenet"))
-    norm: str = setting("batch", "norm of the ResNet", choices=("batch", "group"))
+    norm: str = setting("batch", "norm of the ResNet", choices=("batch", "group", "sync"))
     d_model: int = setting(128, "width of the transformer", "features", least=1)
     num_layers: int = setting(2, "blocks of the transformer", "blocks", least=1)
     num_heads: int = setting(4, "attention heads of a block", "heads", least=1)

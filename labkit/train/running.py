@@ -6,6 +6,8 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextvars import copy_context
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -19,7 +21,7 @@ from labkit.ranks import RankError, Ranks
 from labkit.ranks.output import is_live
 from labkit.record import set_rank
 from labkit.train.config import TrainConfig
-from labkit.train.gradient_averaging import GradientAveraging
+from labkit.train.data_parallel import DataParallel
 from labkit.train.loop import Loop
 from labkit.train.optimizers import optimizer_maker
 from labkit.train.results import TrainResult
@@ -75,19 +77,31 @@ def make_strategy(config: TrainConfig, rank: int = 0) -> Strategy:
     workload, maker = make_workload(config), optimizer_maker(config)
     if config.world_size == 1:
         return Strategy(workload, maker, device)
-    return GradientAveraging(workload, maker, device)
+    return DataParallel(workload, maker, device)
 
 
 def _on_new_ranks(config: TrainConfig, request: StopRequest) -> TrainResult:
     threads = max(1, (os.cpu_count() or 1) // config.world_size)
     try:
         with Ranks(config.world_size, backend=config.backend, timeout=config.timeout, threads=threads) as ranks:
-            results: list[TrainResult] = ranks.run(_on_rank, config, request.file)
+            return _run_aside(ranks, config, request)[0]
     except RankError as error:
         if isinstance(error.exception, ConfigError | DataError | SnapshotError):
             raise error.exception from None
         raise
-    return results[0]
+
+
+def _run_aside(ranks: Ranks, config: TrainConfig, request: StopRequest) -> list[TrainResult]:
+    """`ranks.run` in a thread: there it leaves Ctrl-C to us, for whom it is the wish to end the run in good order."""
+    with ThreadPoolExecutor(1) as aside:
+        future = aside.submit(copy_context().run, ranks.run, _on_rank, config, request.file)
+        try:
+            while not future.done():
+                wait([future], timeout=0.5)  # in turns, since on Windows a long wait hears of no signal
+        except BaseException:
+            ranks.close()  # the second signal
+            raise
+        return future.result()
 
 
 def _on_rank(config: TrainConfig, file: Path) -> TrainResult:

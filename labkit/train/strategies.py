@@ -1,7 +1,7 @@
 """A strategy: how the ranks share one training step. The loop knows no other difference between them.
 
-`Strategy` itself trains in one process. Others override what they do differently: reduce gradients after backward,
-step a part of the parameters, or run forward and backward of many micro-batches by a schedule.
+`Strategy` itself trains in one process. Others override what they do differently: wrap the model, reduce gradients
+after backward, step a part of the parameters, or run forward and backward of many micro-batches by a schedule.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -32,6 +32,7 @@ class Strategy:
 
     Attributes:
         model: the network under its original names, on this rank's device.
+        network: what a training step's forward calls: the model, or a wrapper around it.
         optimizer: what `step` steps.
         shares: how many ranks share the global batch, by which the strategy divides gradients. 1 here.
         share: which of them this rank takes. 0 here.
@@ -43,7 +44,7 @@ class Strategy:
         self, workload: Workload, make_optimizer: Callable[[Iterable[Parameter]], Optimizer], device: torch.device
     ) -> None:
         self.workload, self.device = workload, device
-        self.model = workload.model.to(device)
+        self.network = self.model = workload.model.to(device)
         self.prepare()
         self.optimizer = make_optimizer(self.model.parameters())
 
@@ -60,7 +61,7 @@ class Strategy:
             scale: what the share's loss sum is multiplied by: the number of shares over the step's global weight.
         """
         with span("forward", "forward"):
-            output = self.model(inputs)
+            output = self.network(inputs)
             loss = self.workload.loss(output, targets)
         with span("backward", "backward"):
             (loss * scale).backward()

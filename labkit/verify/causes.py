@@ -17,6 +17,7 @@ def likely_cause(failure: Failure) -> Cause | None:
     """The first known mistake that explains the earliest difference, None where none does."""
     looks: dict[str, Callable[[Failure], Cause | None]] = {
         "start": _of_start,
+        "start_buffers": _of_start_buffers,
         "first_gradients": of_gradients,
         "first_weights": _of_weights,
         "gradients": _of_later_gradients,
@@ -55,17 +56,18 @@ def _of_reference(failure: Failure) -> Cause | None:
 
 
 def _of_start(failure: Failure) -> Cause | None:
-    task = failure.task
-    if any(0 in one.ranks for one in failure.first):
+    if 0 in failure.bad_ranks:
         other = Cause("other start", "parallelize() changes the weights that build() gave")
         return swapped_shards(failure) or other
-    for rank in failure.bad_ranks:
-        own = dict(made(task.build, task.dtype, task.seed + rank).named_parameters())
-        mine = [one.name for one in failure.first if rank in one.ranks]
-        if all(near(failure.ranks[rank].start[name], own[name]) for name in mine):
-            told = failure.told_ranks
-            return Cause("not broadcast", f"{told} begin with weights of their own: broadcast rank 0's at construction")
-    return None
+    sentence = f"the weights of {failure.told_ranks} at the start are not rank 0's: broadcast them at construction"
+    return Cause("not broadcast", sentence)
+
+
+def _of_start_buffers(failure: Failure) -> Cause | None:
+    if 0 in failure.bad_ranks:
+        return Cause("other start", "parallelize() changes the buffers that build() gave")
+    sentence = f"the buffers of {failure.told_ranks} at the start are not rank 0's: broadcast them at construction"
+    return Cause("not broadcast", sentence)
 
 
 def _of_later_gradients(failure: Failure) -> Cause | None:
@@ -83,7 +85,7 @@ def _of_weights(failure: Failure) -> Cause | None:
     if all(same(failure.true(name), start[name]) for name in names):
         return Cause("frozen", f"{names[0]} must not change: it is frozen or has no gradient, and yet it was stepped")
     if len(failure.bad_ranks) < failure.task.world_size:
-        sentence = f"the gradients are right but the weights of {failure.told_ranks} are not: its optimizer differs"
+        sentence = f"the gradients are right but the weights of {failure.told_ranks} are not: another optimizer there?"
         return swapped_shards(failure) or Cause("ranks disagree", sentence)
     sentence = "the gradients are right but the step is not: look at the optimizer's state and settings"
     return swapped_shards(failure) or Cause("optimizer", sentence)
@@ -91,7 +93,7 @@ def _of_weights(failure: Failure) -> Cause | None:
 
 def _of_buffers(failure: Failure) -> Cause | None:
     if 0 not in failure.bad_ranks:
-        sentence = f"buffers not synchronised: {failure.told_ranks} keep their own instead of taking rank 0's"
+        sentence = f"the buffers of {failure.told_ranks} are not synchronised: take rank 0's before each step"
         return Cause("buffers not synchronised", sentence)
     counters = [one for one in failure.first if one.name.endswith("num_batches_tracked") and one.ratio is not None]
     if counters and counters[0].ratio not in (None, 1.0):

@@ -21,16 +21,18 @@ class Course:
     """What a course of `steps` steps was: where it started, the first step, and the end."""
 
     start: Named
+    start_buffers: Named | None  # None where buffers are not shown
     first_gradients: Named
     first_weights: Named
     gradients: Named
     weights: Named
-    buffers: Named | None = None  # at the end; None where they are not shown
+    buffers: Named | None
 
 
 KINDS = tuple(field.name for field in fields(Course))
 WORDS = {
     "start": "the starting weights",
+    "start_buffers": "the starting buffers",
     "first_gradients": "the gradients of step 1",
     "first_weights": "the weights after step 1",
     "gradients": "the gradients of step {steps}",

@@ -75,22 +75,19 @@ def take_part(task: Task, parallelize: Parallelize, start: str) -> dict[str, str
             _spoil_buffers(module, rank)
         aliases, buffers = aliases_of(module), {name: name for name, _ in module.named_buffers()}
         stepper = _stepper(parallelize(module, task.loss, task.optimizer), task)
-        first = None
-        begin = _copies(stepper.full_params(), aliases)
+        show_buffers = getattr(stepper, "full_buffers", None)
+
+        def shown_buffers() -> Named | None:
+            return None if show_buffers is None else _copies(show_buffers(), buffers)
+
+        weights, start_buffers = _copies(stepper.full_params(), aliases), shown_buffers()
+        shown: list[tuple[Named, Named]] = []
         for step in range(task.steps):
             torch.manual_seed(mask_seed(task.seed, step, rank))
             stepper.step(task.inputs, task.targets)
-            if first is None:
-                first = _copies(stepper.full_grads(), aliases), _copies(stepper.full_params(), aliases)
-        assert first is not None
-        full_buffers = getattr(stepper, "full_buffers", None)
-        course = Course(
-            begin,
-            *first,
-            _copies(stepper.full_grads(), aliases),
-            _copies(stepper.full_params(), aliases),
-            None if full_buffers is None else _copies(full_buffers(), buffers),
-        )
+            if step in (0, task.steps - 1):
+                shown.append((_copies(stepper.full_grads(), aliases), _copies(stepper.full_params(), aliases)))
+        course = Course(weights, start_buffers, *shown[0], *shown[-1], shown_buffers())
     _held.clear()
     _held.update({kind: getattr(course, kind) for kind in KINDS})
     return {kind: _digest(value) for kind, value in _held.items()}

@@ -93,7 +93,8 @@ def run_truth(task: Task, reference: str, *, zero: bool = True) -> tuple[Course,
         (lambda step: replay.step(module, step)) if replay else (lambda step: whole_step(module, task, step))
     )
     optimizer = task.optimizer(module.parameters())
-    start, first_gradients, first_weights = weights_of(module), Named(), Named()
+    start, start_buffers = weights_of(module), buffers_of(module)
+    first_gradients, first_weights = Named(), Named()
     for step in range(task.steps):
         if zero:
             optimizer.zero_grad()
@@ -104,7 +105,8 @@ def run_truth(task: Task, reference: str, *, zero: bool = True) -> tuple[Course,
         if step == 0:
             first_weights = weights_of(module)
     buffers = replay.buffers if replay else [buffers_of(module)] * task.world_size
-    course = Course(start, first_gradients, first_weights, gradients_of(module), weights_of(module), buffers[0])
+    end = gradients_of(module), weights_of(module), buffers[0]
+    course = Course(start, start_buffers, first_gradients, first_weights, *end)
     return course, buffers
 
 

@@ -1,0 +1,46 @@
+"""Data parallelism: every rank has the whole model and takes its share of each batch."""
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.nn import Parameter
+from torch.optim import Optimizer
+
+from labkit.collectives import ReduceOp, all_reduce
+from labkit.mesh import as_axis
+from labkit.mesh.axes import AxisLike
+from labkit.parallel import DistributedDataParallel
+from labkit.train.strategies import Strategy
+from labkit.train.workloads import Workload
+
+
+class DataParallel(Strategy):
+    """Training with `DistributedDataParallel`, which averages gradients while backward computes."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        make_optimizer: Callable[[Iterable[Parameter]], Optimizer],
+        device: torch.device,
+        *,
+        axis: AxisLike = None,
+        find_unused_parameters: bool = False,
+    ) -> None:
+        self.axis, self.find_unused_parameters = as_axis(axis), find_unused_parameters
+        self.shares, self.share = self.axis.size, self.axis.coordinate
+        super().__init__(workload, make_optimizer, device)
+
+    def prepare(self) -> None:
+        """All ranks start from the first one's parameters and buffers."""
+        self.wrapper = DistributedDataParallel(
+            self.model, process_group=self.axis, find_unused_parameters=self.find_unused_parameters
+        )
+        self.network = self.wrapper
+
+    def synchronise_buffers(self) -> None:
+        self.wrapper.broadcast_buffers()
+
+    def sum_over_ranks(self, values: list[float]) -> list[float]:
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        all_reduce(sums, ReduceOp.SUM, self.axis.group)
+        return sums.tolist()

@@ -134,7 +134,8 @@ class Kernel:
                 cell.traceback = "\n".join(content["traceback"])
             cell.text = "".join(cell.pieces)
             if then is not None and when in cell.text:
-                then, _ = None, then()
+                now, then = then, None
+                now()
             if kind == "status" and content["execution_state"] == "idle":
                 return cell
         raise AssertionError(f"this cell did not end: {code}\n{cell}")

@@ -16,6 +16,7 @@ from labkit.collectives import background
 from labkit.collectives.formulas import all_reduce_sent
 from labkit.parallel import DistributedDataParallel
 from labkit.parallel.data_parallel import average_each, average_flat
+from labkit.parallel.data_parallel.outputs import tensors_in
 from labkit.ranks import RankError, Ranks
 from labkit.record import Recorder
 from labkit.verify import CASES
@@ -740,3 +741,15 @@ def test_averaging_after_backward_gives_the_same_gradients_to_the_last_bit(three
 
 def test_averaging_nothing_is_nothing(two):
     two.run(lambda: average_flat(nn.Linear(1, 1).parameters()))
+
+
+def test_tensors_are_found_wherever_an_output_holds_them():
+    first, second = torch.ones(1), torch.ones(2)
+    for form in (
+        [first, (second,)],
+        {"a": first, "b": {"c": second}},
+        Pair(first, [second]),
+        ({0: Pair(second, "")}, first),
+    ):
+        assert {id(tensor) for tensor in tensors_in(form)} == {id(first), id(second)}
+    assert list(tensors_in(["no tensor", None, 3, Pair])) == []

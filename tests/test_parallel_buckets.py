@@ -138,6 +138,20 @@ def test_buffers_are_one_broadcast_a_step_whatever_their_dtypes(two):
     assert two.run(run) == [({"broadcast": nbytes}, 1), ({}, 0)]
 
 
+def test_buffers_that_are_replaced_or_added_later_are_broadcast_too(two):
+    def run():
+        module = nn.BatchNorm1d(2)
+        wrapper = DistributedDataParallel(module)
+        wrapper(torch.randn(3, 2)).sum().backward()
+        module.running_mean = torch.full((2,), float(dist.get_rank()))
+        module.register_buffer("late", torch.full((3,), dist.get_rank(), dtype=torch.int32))
+        module.momentum = 0.0
+        wrapper(torch.randn(3, 2))
+        return module.running_mean.tolist(), module.late.tolist()
+
+    assert two.run(run) == [([0.0, 0.0], [0, 0, 0])] * 2
+
+
 class Backwards(nn.Module):
     """Layers are used in another order than they are defined in."""
 

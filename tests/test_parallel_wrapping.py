@@ -3,6 +3,7 @@
 import copy
 import gc
 import pickle
+import weakref
 
 import pytest
 import torch
@@ -217,6 +218,26 @@ def test_nothing_is_left_when_the_wrapper_is_gone(two):
         return marked, module.weight.grad.sum().item(), record.messages
 
     assert two.run(run) == [((True, True), 0.0, 0), ((True, True), 9.0, 0)]
+
+
+class Keeping(nn.Linear):
+    """Keeps its last output, as models do whose attention is looked at later."""
+
+    def forward(self, x):
+        self.kept = super().forward(x)
+        return self.kept
+
+
+def test_a_module_that_keeps_its_output_does_not_keep_itself(two):
+    def run():
+        module = Keeping(2, 2)
+        train_once(DistributedDataParallel(module), torch.ones(1, 2))
+        seen = weakref.ref(module)
+        del module
+        gc.collect()
+        return seen() is None
+
+    assert two.run(run) == [True, True]
 
 
 def test_placements_say_that_every_rank_holds_every_parameter(two):

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -247,15 +248,25 @@ def test_closing_them_in_another_thread_ends_a_call(two: Ranks) -> None:
     assert two.run(lambda: 1) == [1, 1]
 
 
-def test_ranks_do_one_thing_at_a_time_whatever_thread_asks(two: Ranks) -> None:
+def test_ranks_do_one_thing_at_a_time_whatever_thread_asks(two: Ranks, tmp_path: Path) -> None:
+    go_on, begun = tmp_path / "go on", tmp_path / "begun"
+
+    def wait() -> str:
+        begun.touch()
+        while not go_on.exists():
+            time.sleep(0.01)
+        return "done"
+
     results: list[Any] = []
-    thread = threading.Thread(target=lambda: results.append(two.run(lambda: time.sleep(0.5) or "slow")))
+    thread = threading.Thread(target=lambda: results.append(two.run(wait)))
     thread.start()
-    wait_until(lambda: "busy" in two._repr_html_(), "the other thread's call runs")
+    wait_until(begun.exists, "the other thread's call runs")
+    assert "busy" in two._repr_html_()
     with pytest.raises(RuntimeError, match="these ranks are busy with another call"):
         two.run(lambda: 1)
+    go_on.touch()
     thread.join()
-    assert results == [["slow", "slow"]]
+    assert results == [["done", "done"]]
 
 
 def test_ranks_of_several_threads_start_side_by_side() -> None:

@@ -1,8 +1,11 @@
 """What happens when things go wrong on the ranks: the right cause, at once, in one line; and what is kept."""
 
+import contextlib
 import ctypes
+import io
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +15,7 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from ranks_helpers import wait_until
 from torch.distributed.device_mesh import init_device_mesh
 
 from labkit import collectives
@@ -166,7 +170,7 @@ def test_the_earliest_error_is_the_cause_where_ranks_raise_different_ones(ranks:
 
 def test_a_failure_in_a_subgroup_names_its_rank(ranks: Ranks) -> None:
     def fail() -> None:
-        group = dist.new_group([0, 1])
+        group: Any = dist.new_group([0, 1])
         if dist.get_rank() == 0:
             collectives.recv(torch.zeros(2), 1, group)
         elif dist.get_rank() == 1:
@@ -384,7 +388,7 @@ def test_a_result_that_cant_be_rebuilt_is_a_labelled_error(ranks: Ranks) -> None
 def test_a_wrapper_or_mesh_that_outlives_its_group_says_so(ranks: Ranks, build: str, use: str) -> None:
     ranks.run_cell(build)
     with pytest.raises(RankError, match="rank 0 raised"):
-        ranks.run_cell("if rank == 0: raise ValueError('the group is gone after this')\ndist.barrier()")
+        ranks.run_cell("if rank == 0: raise ValueError('the group is gone after this')")
     with pytest.raises(RankError) as caught:
         ranks.run_cell(use)
     assert STALE in str(caught.value)
@@ -424,3 +428,23 @@ def test_a_rank_may_change_its_folder(ranks: Ranks) -> None:
 
 def test_a_rank_starts_no_ranks(ranks: Ranks) -> None:
     assert "Ranks: this is a rank already; start ranks from the notebook" in str(failure(ranks, Ranks, 2))
+
+
+def test_a_rank_that_dies_leaves_nothing_that_it_had_started(ranks: Ranks) -> None:
+    def die() -> None:
+        children = [subprocess.Popen(["sleep", "300"]), os.fork()]
+        if not children[1]:
+            time.sleep(300)
+        print(children[0].pid, children[1], flush=True)
+        os._exit(1)
+
+    written = io.StringIO()
+    with contextlib.redirect_stdout(written), pytest.raises(RankError):
+        ranks.run(die)
+    children = [int(pid) for line in written.getvalue().splitlines() for pid in line.split()[2:]]
+    assert len(children) >= 2
+
+    def runs(pid: int) -> bool:
+        return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+    wait_until(lambda: not any(map(runs, children)), "the children of the ranks are gone", 10)

@@ -1,11 +1,14 @@
 """What ranks write: labelled, whole, grouped where nobody watches and live where somebody does."""
 
+import io
+import re
 import subprocess
 import sys
 import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -37,20 +40,34 @@ def test_it_is_grouped_by_rank_whatever_the_order_it_came_in(ranks: Ranks, capsy
         assert capsys.readouterr().out.splitlines() == labelled(ranks, "line 0", "line 1", "line 2")
 
 
-def test_live_it_comes_in_the_order_in_which_it_is_written(
-    ranks: Ranks, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+class Display(io.StringIO):
+    """Shows text, and notes in a folder which turns it has shown."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def write(self, text: str) -> int:
+        for turn in re.findall(r"turn (\d+)", text):
+            (self.folder / turn).touch()
+        return super().write(text)
+
+
+def test_live_it_appears_at_once_and_in_the_order_in_which_it_is_written(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def take_turns() -> None:
-        for turn in range(6):
-            dist.barrier()
-            if turn % dist.get_world_size() == dist.get_rank():
-                print(f"turn {turn}")
-                time.sleep(0.05)
+        for turn in range(dist.get_rank(), 6, dist.get_world_size()):
+            # a rank speaks only when it has seen the words of the one before on the display
+            while turn and not (tmp_path / str(turn - 1)).exists():
+                time.sleep(0.01)
+            print(f"turn {turn}")
 
     monkeypatch.setenv("LABKIT_OUTPUT", "live")
+    display = Display(tmp_path)
+    monkeypatch.setattr(sys, "stdout", display)
     ranks.run(take_turns)
-    expected = [f"[rank {turn % ranks.world_size}] turn {turn}" for turn in range(6)]
-    assert capsys.readouterr().out.splitlines() == expected
+    assert display.getvalue().splitlines() == [f"[rank {turn % ranks.world_size}] turn {turn}" for turn in range(6)]
 
 
 def test_everything_that_is_written_arrives_whoever_writes_it(ranks: Ranks, capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,10 +66,11 @@ def test_a_receive_by_torch_and_its_wait(ranks: Ranks) -> None:
         if dist.get_rank() == 0:
             dist.recv(torch.zeros(2), 1)
         elif dist.get_rank() == 1:
-            dist.irecv(torch.zeros(2), 0).wait()
+            work: Any = dist.irecv(torch.zeros(2), 0)
+            work.wait()
 
     others = f"; {rest(ranks, but=1)} finished" if ranks.world_size > 2 else ""
-    assert stall(ranks, wait) == f"rank 0 waits in recv, line 2; rank 1 waits in wait(), line 4{others}"
+    assert stall(ranks, wait) == f"rank 0 waits in recv, line 2; rank 1 waits in wait(), line 5{others}"
 
 
 def test_different_collectives_at_the_same_time(ranks: Ranks) -> None:
@@ -85,7 +86,7 @@ def test_different_collectives_at_the_same_time(ranks: Ranks) -> None:
 
 def test_a_wait_in_a_subgroup(ranks: Ranks) -> None:
     def wait() -> None:
-        group = dist.new_group([0, 1])
+        group: Any = dist.new_group([0, 1])
         if dist.get_rank() == 1:
             dist.barrier(group)
 

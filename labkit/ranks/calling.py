@@ -187,11 +187,14 @@ class Calling:
         self.asked.clear()
         self.ask(with_stack=True)
         end = time.perf_counter() + PATIENCE
-        while self.pending - set(self.seen) and not self.deaths and (rest := end - time.perf_counter()) > 0:
+        while self.unlocated() and not self.deaths and (rest := end - time.perf_counter()) > 0:
             self.listen(rest)
-        for rank in self.pending - set(self.seen):
+        for rank in self.unlocated():
             if found := faults.provoke(self.folder, rank, self.members[rank].pid):
                 self.seen[rank] = replace(found, state="silent")
+
+    def unlocated(self) -> set[int]:
+        return {rank for rank in self.pending if rank not in self.seen or not self.seen[rank].stack}
 
     def conclude(self) -> None:
         outcome, size = self.outcome, len(self.members)
@@ -249,4 +252,4 @@ class Calling:
         if self.pending or self.deaths:
             self.outcome.must_kill = True
             ranks = those(self.pending | set(self.deaths), len(self.members))
-            print(f"[ranks] {ranks} did not stop within {INTERRUPT} s: {errors.LOST}", flush=True)
+            print(f"[ranks] {ranks} did not stop: {errors.LOST}", flush=True)

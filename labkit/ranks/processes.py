@@ -9,7 +9,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from labkit.ranks import channel, entry
-from labkit.ranks.ending import end_tree
+from labkit.ranks.ending import end_group, end_tree
 from labkit.ranks.forking import new_process
 from labkit.ranks.jobs import Job
 
@@ -80,8 +80,10 @@ class Member:
 
     def kill(self) -> None:
         """End the rank and all that it has started. Does not wait for it."""
-        if self.pid:
+        if self.process.exitcode is None:
             end_tree(self.pid)
+        else:
+            end_group(self.pid)
 
     def release(self) -> None:
         """Wait for the process to be gone, and close what connects to it."""

@@ -14,8 +14,9 @@ STEPS = 2
 # --- write the hook ---
 
 
-def network() -> Any:
-    """A small network, the same on every rank; one of its parameters is frozen."""
+def network(rank: int = 0) -> Any:
+    """A small network; one of its parameters is frozen. The last bias differs from rank to rank by a little, so that
+    averaging parameters moves them."""
     import torch
     from torch import nn
 
@@ -23,6 +24,8 @@ def network() -> Any:
         torch.manual_seed(4)
         module = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
     module[0].bias.requires_grad_(False)
+    last: Any = module[2]
+    last.bias.data += rank / 64
     return module
 
 
@@ -55,7 +58,9 @@ def gradients(module: Any, rows: Any) -> Any:
 def with_hooks(function: Callable[..., Any], rows: Any) -> Any:
     """Let the answer prepare a network, then run backward twice. How far the parameters moved meanwhile, and the
     gradients of the second backward."""
-    module = network()
+    import torch.distributed as dist
+
+    module = network(dist.get_rank())
     function(module)
     before = flat(module.parameters())
     for _step in range(STEPS):
@@ -68,7 +73,7 @@ def _rows(outcome: Outcome) -> list[Any]:
 
 
 def _own_gradients(outcome: Outcome) -> list[Any]:
-    return [gradients(network(), rows) for rows in _rows(outcome)]
+    return [gradients(network(rank), rows) for rank, rows in enumerate(_rows(outcome))]
 
 
 def _hooked(outcome: Outcome) -> Finding:
@@ -80,6 +85,11 @@ def _hooked(outcome: Outcome) -> Finding:
         if moved > 0:
             wanted, measured = _("parameters as they were"), _("rank {rank}: backward moved them").format(rank=rank)
             return Finding(False, wanted, measured, _("averaged are the parameters, and not their gradients"))
+    sources = [r for r in range(size) if all(torch.allclose(found, own[r], atol=1e-6) for _, found in outcome.values)]
+    if size > 1 and sources:
+        wanted, measured = _("the mean of all ranks' gradients"), _("on all ranks: that of rank {rank}")
+        cause = _("every rank has the gradient of one and the same rank: broadcast is no average")
+        return Finding(False, wanted, measured.format(rank=sources[0]), cause)
     for rank, (_moved, found) in enumerate(outcome.values):
         if torch.allclose(found, mean, rtol=1e-5, atol=1e-6):
             continue
@@ -101,8 +111,6 @@ def _hook_cause(found: Any, mean: Any, own: list[Any], rank: int, size: int) -> 
         return _("it is {n} times too short on {n} ranks: divided twice").format(n=size)
     if same(own[rank]):
         return _("it is this rank's own gradient: the hook is not called, or calls no collective")
-    if any(same(other) for other in own):
-        return _("every rank has the gradient of one and the same rank: broadcast is no average")
     right = torch.isclose(found, mean, rtol=1e-4, atol=1e-6)
     if right.any() and not right.all():
         return _("some parameters are right, others are not: does every trained parameter have a hook?")
@@ -234,7 +242,8 @@ def _more_messages(outcome: Outcome, rank: int) -> str:
 
 # --- write a bucket ---
 
-SHAPES = ((4, 3), (5,), (2, 3), (1,), (3, 3), (7,))
+#: 48, 4, 44, 4, 44 and 8 bytes: filled from the last, buckets of 48 bytes are three, from the first four
+SHAPES = ((4, 3), (1,), (11,), (1,), (11,), (2,))
 CAPS = (1, 48, 10_000)
 
 
@@ -327,6 +336,8 @@ def _order_cause(outcome: Outcome, rank: int) -> str:
     if torch.allclose(found.sort().values, wanted.sort().values, rtol=1e-4, atol=1e-6):
         return _("the numbers are right and their places are not: split the flat tensor in the order in which you "
                  "joined it")  # fmt: skip
+    if outcome.world_size > 1 and not outcome.ranks[rank].record.messages:
+        return _("nothing is sent: is the last bucket sent, which may not be full?")
     if torch.equal(found, flat(outcome.inputs(rank)[0])):
         return _("nothing came back from the flat tensor: torch.cat makes a copy, so copy the parts back")
     right = torch.isclose(found, wanted, rtol=1e-4, atol=1e-6)

@@ -72,6 +72,7 @@ class Reducer:
     def reset(self) -> None:
         """Forget the backward that has ended."""
         self.running, self.next_bucket = False, 0
+        self.kept: list[Any] = []
         self.works: list[Work | None] = []
         self.order: list[int] = []  # ready in this backward
         self.is_ready = [False] * len(self.parameters)
@@ -91,8 +92,11 @@ class Reducer:
 
     # --- backward ---
 
-    def begin(self, *, averages: bool) -> None:
-        """Backward has reached an output of the model: ask autograd to call `finish` at the end."""
+    def begin(self, *, averages: bool, keep: list[Any] | None = None) -> None:
+        """Backward has reached an output of the model: ask autograd to call `finish` at the end. What is in `keep` is
+        held until then, and taken out of it."""
+        if keep:
+            self.kept.append(keep.pop())
         if not averages:
             self.local_task = torch._C._current_graph_task_id()
         elif not self.running:

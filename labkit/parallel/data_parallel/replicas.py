@@ -1,7 +1,7 @@
 """Making the ranks' copies of a model equal: compared in their shapes, given the values of the group's first rank."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import nn
@@ -54,22 +54,40 @@ def _text_of(place: int, text: bytes, end: Endpoint, device: torch.device) -> st
     return bytes(content.tolist()).decode()
 
 
-def broadcast_tensors(tensors: Iterable[torch.Tensor], end: Endpoint, *, source: int = 0) -> None:
-    """Set tensors to those of the group's rank `source`: one broadcast for each device, of whatever dtypes.
+class Packing:
+    """Tensors of any dtypes on one device side by side in one flat tensor, so that one message carries them."""
 
-    A tensor whose values are the same already is not written to, so that what autograd has saved of it stays valid.
-    """
-    places: dict[torch.device, list[torch.Tensor]] = {}
-    # the widest first, so that each part of the flat tensor is aligned for its dtype
-    for tensor in sorted(tensors, key=lambda tensor: -tensor.element_size()):
-        places.setdefault(tensor.device, []).append(tensor.detach())
-    for together in places.values():
-        parts = [tensor.reshape(-1).view(torch.uint8) for tensor in together]
-        flat = torch.cat(parts)
-        broadcast(flat, group=end.group, group_src=source)
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        # the widest first, so that each part of the flat tensor is aligned for its dtype
+        self.tensors = sorted((tensor.detach() for tensor in tensors), key=lambda tensor: -tensor.element_size())
+        sizes = [tensor.numel() * tensor.element_size() for tensor in self.tensors]
+        self.flat = torch.empty(sum(sizes), dtype=torch.uint8, device=self.tensors[0].device)
+        parts = zip(self.tensors, self.flat.split(sizes), strict=True)
+        self.views = [part.view(tensor.dtype).view(tensor.shape) for tensor, part in parts]
+
+    def broadcast(self, end: Endpoint, source: int) -> None:
+        """Set the tensors to those of the group's rank `source`. One whose values are the same already is not written
+        to, so that what autograd has saved of it stays valid."""
         if end.place == source:
-            continue
-        for tensor, part in zip(together, flat.split([len(part) for part in parts]), strict=True):
-            value = part.view(tensor.dtype).view(tensor.shape)
-            if not torch.equal(tensor, value):
-                tensor.copy_(value)
+            torch._foreach_copy_(self.views, self.tensors)
+        broadcast(self.flat, group=end.group, group_src=source)
+        if end.place != source:
+            pairs = zip(self.tensors, self.views, strict=True)
+            changed = [(tensor, view) for tensor, view in pairs if not torch.equal(tensor, view)]
+            if changed:
+                torch._foreach_copy_([tensor for tensor, _ in changed], [view for _, view in changed])
+
+
+def pack(tensors: Iterable[torch.Tensor]) -> list[Packing]:
+    """A packing for each device."""
+    places: dict[torch.device, list[torch.Tensor]] = {}
+    for tensor in tensors:
+        places.setdefault(tensor.device, []).append(tensor)
+    return [Packing(together) for together in places.values()]
+
+
+def broadcast_tensors(tensors: Iterable[torch.Tensor], end: Endpoint, *, source: int = 0) -> None:
+    """Set tensors to those of the group's rank `source`: one broadcast for each device, of whatever dtypes."""
+    with torch.no_grad():
+        for packing in pack(tensors):
+            packing.broadcast(end, source)

@@ -20,7 +20,7 @@ from labkit.parallel.data_parallel.marking import mark, unmark
 from labkit.parallel.data_parallel.outputs import tensors_in
 from labkit.parallel.data_parallel.reducer import Reducer
 from labkit.parallel.data_parallel.refusing import refuse_bad
-from labkit.parallel.data_parallel.replicas import broadcast_tensors, check_same_model
+from labkit.parallel.data_parallel.replicas import Packing, broadcast_tensors, check_same_model, pack
 from labkit.parallel.data_parallel.structure import Structure
 from labkit.parallel.synchronised_norm import SyncBatchNorm
 
@@ -79,6 +79,8 @@ class DistributedDataParallel(nn.Module):
         self._sync = self._buffers_due = True
         self._join: Join | None = None
         self._structure = Structure(module)
+        self._packed: list[tuple[int, int]] = []  # identities of the buffers that `_packings` hold
+        self._packings: list[Packing] = []
         named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
         me = weakref.ref(self)
         self._reducer = Reducer(named, self._end, before_first=_announce_backward(me), **self._options)
@@ -101,11 +103,7 @@ class DistributedDataParallel(nn.Module):
                 self.broadcast_buffers()
             self._buffers_due = averages
         output = self.module(*inputs, **kwargs)
-
-        def begin(_: torch.Tensor) -> None:
-            # the graph holds the wrapper: one that nobody else holds must last until backward
-            self._reducer.begin(averages=averages)
-
+        begin = _begin(self, averages)
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(begin)
@@ -137,7 +135,13 @@ class DistributedDataParallel(nn.Module):
 
     def broadcast_buffers(self) -> None:
         """Set the module's buffers to those of the group's first rank."""
-        broadcast_tensors(self._structure.buffers(), self._end)
+        buffers = self._structure.buffers()
+        marks = [(id(buffer), buffer.data_ptr()) for buffer in buffers]
+        if marks != self._packed:
+            self._packed, self._packings = marks, pack(buffers)
+        with torch.no_grad():
+            for packing in self._packings:
+                packing.broadcast(self._end, 0)
 
     @property
     def bucket_bytes(self) -> list[int]:
@@ -184,6 +188,20 @@ def _announce_backward(me: "weakref.ref[DistributedDataParallel]") -> Callable[[
             wrapper._announce(BACKWARD)
 
     return announce
+
+
+def _begin(wrapper: DistributedDataParallel, averages: bool) -> Callable[[torch.Tensor], None]:
+    me = weakref.ref(wrapper)
+    # a wrapper that nobody else holds must last until backward; after it the graph lets go, since a module that keeps
+    # its output would hold itself for ever
+    held = [wrapper] if averages else []
+
+    def begin(_: torch.Tensor) -> None:
+        living = me()
+        if living is not None:
+            living._reducer.begin(averages=averages, keep=held)
+
+    return begin
 
 
 def _unwrap(reducer: Reducer, placed: Any) -> None:

@@ -42,7 +42,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     return found
 
 
-def end_leftovers(mark: str, grace: float = 3.0) -> list[str]:
+def end_leftovers(mark: str, grace: float = 10.0) -> list[str]:
     """The commands of marked processes that are still there after `grace` seconds; they are killed."""
     deadline = time.monotonic() + grace
     while (left := marked_processes(mark)) and time.monotonic() < deadline:

@@ -15,8 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import pytest
+import torch
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
+
+from labkit import collectives
+from labkit.ranks import RankError, Ranks
 
 GUARD = 60.0  # seconds after which a test gives up waiting
 _MARK = "LABKIT_TEST_OF_RANKS"
@@ -170,3 +175,46 @@ def kernel(scene: Scene, **environment: str) -> Iterator[Kernel]:
         client.stop_channels()
         if manager.is_alive():
             manager.shutdown_kernel(now=False)
+
+
+# --- questions to ranks ---
+
+
+def remembers(ranks: Ranks) -> bool:
+    """Whether the ranks still hold what they held when the test began."""
+    try:
+        return ranks.pull("memory") == ["kept"] * ranks.world_size
+    except RankError as error:
+        assert error.type == "NameError"
+        return False
+
+
+def are_freed(ranks: Ranks, error: RankError) -> bool:
+    """Whether the others stopped by themselves after a failure: else they would have been killed after 2 s."""
+    return error.kind == "exception" and remembers(ranks)
+
+
+def they_work(ranks: Ranks) -> bool:
+    """Whether the ranks can talk to each other."""
+
+    def add_up() -> float:
+        ones = torch.ones(1)
+        collectives.all_reduce(ones)
+        return ones.item()
+
+    return ranks.run(add_up) == [ranks.world_size] * ranks.world_size
+
+
+def failure(ranks: Ranks, function: Any, *arguments: Any) -> RankError:
+    with pytest.raises(RankError) as caught:
+        ranks.run(function, *arguments)
+    assert "\n" not in str(caught.value)
+    return caught.value
+
+
+def others(ranks: Ranks, but: int) -> str:
+    """The other ranks as errors name them."""
+    named = [rank for rank in range(ranks.world_size) if rank != but]
+    if len(named) == 1:
+        return f"rank {named[0]}"
+    return f"ranks {named[0]}-{named[-1]}" if named == list(range(named[0], named[-1] + 1)) else "ranks 0, 2 and 3"

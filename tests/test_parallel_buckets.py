@@ -174,7 +174,9 @@ def test_buckets_are_rebuilt_once_in_the_order_in_which_gradients_were_ready(two
         for _ in range(3):
             seen.append([names[p][7] for bucket in wrapper._reducer.buckets for p in bucket.parameters])
             wrapper(torch.full((1, 8), float(dist.get_rank()))).sum().backward()
-            # moved with their values
+            # the gradients of the first backward move into the new buckets
+            homes = {bucket.flat.untyped_storage().data_ptr() for bucket in wrapper._reducer.buckets}
+            assert {p.grad.untyped_storage().data_ptr() for p in module.parameters()} == homes
             seen.append([module.layers[0].weight.grad.sum().item()])
         return seen
 

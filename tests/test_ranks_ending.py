@@ -20,9 +20,10 @@ SCRIPT = """
     from labkit.ranks import Ranks
 
     def child():
-        # a child in a session of its own, and one in the rank's
+        # a child in a session of its own, one in the rank's, and one whose parent has ended
         for session in (True, False):
             subprocess.Popen(["sleep", "300"], start_new_session=session)
+        subprocess.run(["sh", "-c", "sleep 300 &"])
 
     def lock():
         import ctypes
@@ -97,9 +98,9 @@ def test_a_script_without_a_guard_whose_ranks_are_killed_at_any_moment_goes_on(s
     written = stage.run_script(
         """
         print("this script runs once")
-        import os, random, signal, threading, time
-        import torch, torch.distributed as dist
-        from labkit.ranks import RankError, Ranks
+        import random, threading, time
+        import psutil, torch, torch.distributed as dist
+        from labkit.ranks import RankError, Ranks, forking, launch
 
         def work(seconds):
             end = time.monotonic() + seconds
@@ -109,13 +110,19 @@ def test_a_script_without_a_guard_whose_ranks_are_killed_at_any_moment_goes_on(s
                 dist.all_reduce(go_on, op=dist.ReduceOp.MIN)
 
         def kill_one():
-            if team := ranks._team:
-                os.kill(team.members[draw.randrange(2)].pid, signal.SIGKILL)
+            # also while they start
+            if running := psutil.Process(forking._server._forkserver_pid).children():
+                draw.choice(running).kill()
 
         class Thing:
             pass
 
+        forking.METHOD = "spawn"  # as where nothing can be forked
+        assert launch(dist.get_world_size, 1) == [1]
+        forking.METHOD = "forkserver"
+
         draw, ranks, deaths = random.Random(3), Ranks(2), 0
+        ranks.start()
         for _ in range(12):
             timer = threading.Timer(draw.uniform(0, 0.25), kill_one)
             timer.start()
@@ -130,7 +137,7 @@ def test_a_script_without_a_guard_whose_ranks_are_killed_at_any_moment_goes_on(s
                 assert ranks.run(dist.get_rank) == [0, 1]
                 break
             except RankError as error:
-                assert error.kind == "death"
+                assert error.kind in ("death", "start"), error
         assert [type(thing) for thing in ranks.run(Thing)] == [Thing] * 2
         print(deaths)
         """

@@ -1,5 +1,6 @@
 """What ranks write: labelled, whole, grouped where nobody watches and live where somebody does."""
 
+import atexit
 import io
 import re
 import subprocess
@@ -144,18 +145,31 @@ def test_what_is_written_between_calls_appears_at_the_next_one_and_blocks_nothin
     assert all(line[8:].startswith(" in the background ") for line in lines)
 
 
-def test_ranks_that_write_when_idle_end_as_fast_as_others() -> None:
+def test_ranks_that_write_when_idle_can_end_by_themselves(tmp_path: Path) -> None:
     def go_on() -> None:
         def write() -> None:
             while True:
                 print("for ever" * 100)
 
         threading.Thread(target=write, daemon=True).start()
+        atexit.register((tmp_path / f"{dist.get_rank()} ended").touch)
 
-    pool = Ranks(2)
-    pool.run(go_on)
-    pool.close()
-    assert "not started" in repr(pool)
+    with Ranks(2) as two:
+        two.run(go_on)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0 ended", "1 ended"]
+
+
+def test_of_a_rank_that_writes_faster_than_it_is_read_only_some_is_taken_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pieces = iter([b"x" * 100_000] * 50)
+    with Ranks(1) as one:
+        one.start()
+        assert one._team is not None
+        monkeypatch.setattr("labkit.ranks.processes.os.read", lambda *_: next(pieces))
+        taken = len(one._team.members[0].read_output())
+        monkeypatch.undo()
+    assert 1_000_000 < taken < 2_000_000
 
 
 def test_an_endless_print_ends_with_the_timeout_of_another(capsys: pytest.CaptureFixture[str]) -> None:

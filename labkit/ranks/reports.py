@@ -15,7 +15,10 @@ from labkit.ranks.channel import Unsendable
 from labkit.ranks.whereabouts import of_traceback, operation_in, place_of, waits
 
 STALE = "this group was built before the ranks were restarted: build it, and what uses it, again"
-LOST_CONNECTION = "the connection to another rank is lost"
+LOST_CONNECTION = (
+    "the connection to another rank was lost, after a timeout that was caught perhaps: "
+    "the next call has new ones, run this again"
+)
 _HERE = str(Path(__file__).parent)
 _GLOO = re.compile(r"\[\S*gloo\S*:\d+\] ")
 _CONNECTION = re.compile(
@@ -23,6 +26,8 @@ _CONNECTION = re.compile(
     r"|not connected|connectFullMesh|bad file descriptor",
     re.IGNORECASE,
 )
+# what gloo says of a connection on which something has timed out before
+_CLOSED = "Application timeout caused pair closure"
 _TIMEOUT = re.compile(r"timed out waiting|timeout waiting|wait timeout", re.IGNORECASE)
 # what torch says of a group that has been left: DDP, fully_shard, a mesh
 _LEFT = re.compile(r"is not initialized in the world group map|Could not resolve the process group")
@@ -69,7 +74,7 @@ def kind_of(error: BaseException) -> str:
         text = message_of(error)
         if _TIMEOUT.search(text):
             return "timeout"
-        if _GLOO.search(text) and _CONNECTION.search(text):
+        if _CLOSED in text or (_GLOO.search(text) and _CONNECTION.search(text)):
             return "connection"
     return "exception"
 

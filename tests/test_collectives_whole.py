@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from labkit import collectives
-from labkit.collectives import Network, ReduceOp, circulation
+from labkit.collectives import Network, ReduceOp, circulation, spare_memory
 from labkit.collectives.costs import all_reduce_seconds
 from labkit.collectives.fitting import fit_link
 from labkit.collectives.formulas import all_reduce_sent
@@ -64,7 +64,7 @@ def wrong_reductions(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-@pytest.mark.parametrize("piece_bytes", [1 << 20, 24])
+@pytest.mark.parametrize("piece_bytes", [circulation.PIECE_BYTES, 24])
 def test_reductions_equal_the_reference_and_keep_what_is_no_output(ranks: Ranks, name: str, piece_bytes: int) -> None:
     ranks.run(with_small_pieces, piece_bytes)
     assert ranks.run(wrong_reductions, name) == [[]] * ranks.world_size
@@ -135,8 +135,8 @@ def count(elements: int, algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_bytes_and_messages_equal_the_formula(ranks: Ranks, algorithm: str) -> None:
-    ranks.run(with_small_pieces, 1 << 20)
-    for elements in (0, 1, 5, 64, 1001, 700_001):
+    ranks.run(with_small_pieces, circulation.PIECE_BYTES)
+    for elements in (0, 1, 5, 64, 1001, 1_300_001):
         with Recorder() as record:
             ranks.run(count, elements, algorithm)
         told = all_reduce_sent(algorithm, elements, 4, ranks.world_size)
@@ -186,3 +186,23 @@ def test_the_emulated_network_is_named_by_its_numbers() -> None:
     network = Network(latency_us=5, bandwidth_gbit_s=100, node_size=2, inter=inter)
     assert str(network) == "5 us, 100 Gbit/s within nodes of 2, 500 us, 1 Gbit/s between them"
     assert network.link(0, 1) is network and network.link(1, 2) is inter
+
+
+def where_pieces_arrive() -> tuple[int, int, bool]:
+    """Bytes and number of buffers after all-reduces of several lengths and dtypes; whether repeating them adds any."""
+    lengths = [(length, dtype) for length in (5, 1001, 64) for dtype in (torch.float32, torch.float64, torch.int8)]
+
+    def reduce_all() -> list[torch.Tensor]:
+        for length, dtype in lengths:
+            collectives.all_reduce(torch.ones(length, dtype=dtype))
+        return list(spare_memory._buffers.values())
+
+    first, second = reduce_all(), reduce_all()
+    same = [id(one) for one in first] == [id(one) for one in second]
+    return sum(one.numel() for one in second), len(second), same
+
+
+def test_pieces_arrive_in_the_same_memory_call_after_call(ranks: Ranks) -> None:
+    ranks.run(with_small_pieces, circulation.PIECE_BYTES)
+    for nbytes, count, same in ranks.run(where_pieces_arrive):
+        assert same and count <= circulation.AHEAD and nbytes <= count * 8 * 1001

@@ -13,9 +13,10 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
+from labkit.collectives.spare_memory import spare
 
-PIECE_BYTES = 1 << 20  # fits the cache of a core, and is large beside what a message costs
-AHEAD = 2  # receives posted ahead
+PIECE_BYTES = 1 << 21  # near what a core caches, and large beside what a message costs
+AHEAD = 2  # receives posted ahead into spare buffers
 
 
 class Step(NamedTuple):
@@ -44,30 +45,29 @@ def swap(end: Endpoint, flat: torch.Tensor, finish: Callable[[torch.Tensor, torc
     `finish(own piece, arrived piece)` deals with each, and may write to its own, which has left by then.
     """
     peer, own = 1 - end.place, pieces(flat)
-    spare = [torch.empty_like(own[0]) for _ in own[:AHEAD]]
-    under_way: deque[tuple[Receiving, Sending, torch.Tensor]] = deque()
+    arriving: deque[tuple[Receiving, torch.Tensor]] = deque()
 
-    def start(index: int) -> None:
-        arriving = spare[index % AHEAD][: own[index].numel()]
-        receiving = Receiving(end, arriving, peer, COLLECTIVE_TAG, headed=False)
-        under_way.append((receiving, Sending(end, own[index], peer, COLLECTIVE_TAG, headed=False), arriving))
+    def post(index: int) -> None:
+        target = spare(end, index % AHEAD, own[index])
+        arriving.append((Receiving(end, target, peer, COLLECTIVE_TAG, headed=False), target))
 
-    for index in range(len(spare)):
-        start(index)
+    for index in range(min(AHEAD, len(own))):
+        post(index)
+    # all at once: a piece then leaves when the other side expects it, whatever this one is busy with
+    leaving = [Sending(end, piece, peer, COLLECTIVE_TAG, headed=False) for piece in own]
     for index, piece in enumerate(own):
-        receiving, sending, arrived = under_way.popleft()
+        receiving, arrived = arriving.popleft()
         receiving.wait()
-        sending.wait()
+        leaving[index].wait()
         finish(piece, arrived)
         if index + AHEAD < len(own):
-            start(index + AHEAD)
+            post(index + AHEAD)
 
 
 def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
     """Carry out the steps. Both neighbours must cut their chunks alike."""
     after, before = (end.place + 1) % end.size, (end.place - 1) % end.size
     order = [(step, piece) for step in range(len(steps)) for piece in range(len(steps[step].incoming))]
-    spare: dict[int, torch.Tensor] = {}
     receives: deque[tuple[Receiving, torch.Tensor]] = deque()
     sends: dict[tuple[int, int], Sending] = {}
 
@@ -81,16 +81,23 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
             sends.pop((step - 1, piece)).wait()
         target = steps[step].incoming[piece]
         if target is None:
-            like, slot = steps[step].like[piece], position % AHEAD
-            if slot not in spare or spare[slot].numel() < like.numel():
-                # the first piece is the longest, but for chunks of unequal length
-                spare[slot] = like.new_empty(max(like.numel(), spare[slot].numel() if slot in spare else 0))
-            target = spare[slot][: like.numel()]
+            target = spare(end, position % AHEAD, steps[step].like[piece])
         receives.append((Receiving(end, target, before, COLLECTIVE_TAG, headed=False), target))
 
+    posted = 0
+
+    def post_from(position: int) -> None:
+        """Post what may be: AHEAD receives, and at once all that have a place of their own and none sent before."""
+        nonlocal posted
+        while posted < len(order) and (posted < position + AHEAD or takes_its_place(*order[posted])):
+            post(posted)
+            posted += 1
+
+    def takes_its_place(step: int, piece: int) -> bool:
+        return steps[step].incoming[piece] is not None and not steps[step].reuses
+
     # receives first: a message that is expected is sent at once, else the backend asks first
-    for position in range(min(AHEAD, len(order))):
-        post(position)
+    post_from(0)
     for piece in range(len(steps[0].outgoing) if steps else 0):
         send(0, piece)
     for position, (step, piece) in enumerate(order):
@@ -101,7 +108,6 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
             finish(piece, arrived)
         if step + 1 < len(steps):
             send(step + 1, piece)
-        if position + AHEAD < len(order):
-            post(position + AHEAD)
+        post_from(position + 1)
     for sending in sends.values():
         sending.wait()

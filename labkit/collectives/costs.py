@@ -9,7 +9,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from labkit.collectives.circulation import AHEAD, PIECE_BYTES
+from labkit.collectives.circulation import PIECE_BYTES
 from labkit.collectives.formulas import chunk_lengths
 from labkit.collectives.tree import parent_and_children
 
@@ -104,13 +104,10 @@ def _tree(nbytes: int, size: int, place: int, _: int) -> list[Action]:
 
 def _ring(nbytes: int, size: int, place: int, piece_bytes: int) -> list[Action]:
     after, before = (place + 1) % size, (place - 1) % size
-    if size == 2:
+    if size == 2 and len(_pieces(chunk_lengths(nbytes, 2)[0], piece_bytes)) == 1:
         whole = _pieces(nbytes, piece_bytes)
-        actions = [Action("send", after, piece) for piece in whole[:AHEAD]]
-        for index, piece in enumerate(whole):
-            actions.append(Action("recv", after, piece, adds=True))
-            actions += [Action("send", after, later) for later in whole[index + AHEAD : index + AHEAD + 1]]
-        return [*actions, Action("drain")]
+        sends = [Action("send", after, piece) for piece in whole]
+        return [*sends, *(Action("recv", after, piece, adds=True) for piece in whole), Action("drain")]
     cut = [_pieces(length, piece_bytes) for length in chunk_lengths(nbytes, size)]
     steps = 2 * (size - 1)
     outgoing = [cut[(place - 1 - step) % size] for step in range(size - 1)]

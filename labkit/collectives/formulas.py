@@ -34,12 +34,12 @@ def chunk_lengths(elements: int, count: int) -> list[int]:
     return [small + (index < longer) for index in range(count)]
 
 
-def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, piece_bytes: int = 1 << 20) -> Sent:
+def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, piece_bytes: int = 1 << 21) -> Sent:
     """What an all-reduce of `elements` elements of `itemsize` bytes over `size` ranks sends.
 
     "naive": the first rank (N - 1) K, each other K.
     "ring": 2 K (N - 1) / N elements where N divides K, in 2 (N - 1) messages times the pieces of a chunk; two ranks
-    send their whole tensors in one exchange.
+    exchange their whole tensors where a chunk is one piece.
     "tree": K up, and K down to each child.
     "halving_doubling": the ring's bytes in 2 log2 N messages where N is a power of two; elsewhere K once more in each
     of the folded pairs, both ways.
@@ -60,11 +60,11 @@ def all_reduce_sent(algorithm: str, elements: int, itemsize: int, size: int, *, 
 
 
 def _ring(elements: int, itemsize: int, size: int, piece_bytes: int) -> Sent:
-    if size == 2:  # both phases fold into one exchange of the whole tensor
-        whole = max(1, math.ceil(elements / max(1, piece_bytes // itemsize)))
-        return Sent([itemsize * elements] * 2, [whole] * 2)
+    longest = max(1, piece_bytes // itemsize)
     lengths = chunk_lengths(elements, size)
-    cut = [max(1, math.ceil(length / max(1, piece_bytes // itemsize))) for length in lengths]
+    cut = [max(1, math.ceil(length / longest)) for length in lengths]
+    if size == 2 and cut[0] == 1:  # both phases fold into one exchange of the whole tensor
+        return Sent([itemsize * elements] * 2, [max(1, math.ceil(elements / longest))] * 2)
 
     # reduce-scatter passes on every chunk but a rank's own, all-gather every chunk but its successor's
     def passed_on(values: list[int]) -> list[int]:

@@ -23,10 +23,12 @@ def ring_all_reduce(flat: torch.Tensor, op: Any, end: Endpoint) -> None:
     """All-reduce a flat contiguous tensor in place. Rank c finishes chunk c, which all others copy: the sum runs in
     the order of ranks c + 1, c + 2, ..., c.
 
-    Two ranks are each other's neighbours on both sides, so that both phases fold into one: each sends all it has, which
-    is 2 K (N - 1) / N as ever, and both add. That saves a wait for the other.
+    Two ranks are each other's neighbours on both sides, so that both phases can fold into one: each sends all it has,
+    which is 2 K (N - 1) / N as ever, and both add all. While a chunk is one piece that saves a wait for the other; of
+    more pieces, which overlap, it would only add twice.
     """
-    if end.size == 2:
+    parts = [pieces(chunk) for chunk in chunks(flat, end.size)]
+    if end.size == 2 and len(parts[0]) == 1:
         combine = combination(op)
 
         def finish(own: torch.Tensor, arrived: torch.Tensor) -> None:
@@ -35,7 +37,6 @@ def ring_all_reduce(flat: torch.Tensor, op: Any, end: Endpoint) -> None:
 
         swap(end, flat, finish)
         return
-    parts = [pieces(chunk) for chunk in chunks(flat, end.size)]
     circulate(end, _reduce_scatter_steps(parts, op, end) + _all_gather_steps(parts, end))
 
 

@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d
 from labkit.collectives.background import forget_threads
 from labkit.collectives.calls import forget_unfinished
 from labkit.collectives.groups import forget_endpoints
+from labkit.collectives.spare_memory import forget_spare
 from labkit.ranks import stores
 from labkit.ranks.jobs import Job
 from labkit.ranks.sockets import shut_connections
@@ -39,6 +40,7 @@ def leave() -> None:
         dist.destroy_process_group()
     forget_unfinished()
     forget_endpoints()
+    forget_spare()
     forget_threads()
 
 

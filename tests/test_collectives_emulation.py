@@ -242,6 +242,21 @@ def test_the_results_are_the_same_on_any_network(four: Ranks) -> None:
     assert [result for _, result in answers] == [60.0] * 4
 
 
+@pytest.mark.parametrize(("elements", "beside"), [(8, 8), (20_000, 104)])
+def test_a_short_payload_carries_its_arrival_and_a_long_one_has_a_header(
+    four: Ranks, elements: int, beside: int
+) -> None:
+    """Control traffic, counted apart: eight bytes in the same message, or a header of thirteen words before it."""
+
+    def control() -> tuple[int, int]:
+        with Recorder() as record:
+            on_a_still_clock(NET, lambda: all_reduce(torch.ones(elements), algorithm="naive"))
+        return record.control_bytes, record.messages
+
+    agreement = 160  # what each rank says to the next one before
+    assert four.run(control) == [(agreement + 3 * beside, 3)] + [(agreement + beside, 1)] * 3
+
+
 def broadcast_once(algorithm: str) -> None:
     broadcast(torch.zeros(1000, dtype=torch.uint8), 0, algorithm=algorithm)
 

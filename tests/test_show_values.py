@@ -52,6 +52,28 @@ def test_the_formula_may_speak_of_some_bars_only():
     assert len(bars({"a": 1, "b": 2}, unit="s", title="t", formula={"b": 2}).figure.axes[0].patches) == 3
 
 
+def test_a_spread_is_a_line_over_its_bar_and_stands_in_the_words():
+    picture = bars({"ours": 2e-3, "theirs": 3e-3}, unit="seconds", title="t", spread={"ours": (1e-3, 4e-3)})
+    (line,) = picture.figure.axes[0].collections
+    assert [tuple(point) for point in line.get_segments()[0]] == [(1.0, 0.0), (4.0, 0.0)]
+    assert "ours: 2 ms, mostly 1 ms to 4 ms. theirs: 3 ms." in picture.alt
+    (beside, _) = (text for text in picture.figure.axes[0].texts)
+    assert beside.xy[0] == 4, "the number stands beyond the line"
+
+
+@pytest.mark.parametrize(
+    ("spread", "sentence"),
+    [
+        ({"a": (2, 1)}, "from low to high; that of a goes from 2.0 to 1.0"),
+        ({"b": (1, 2)}, "the spread speaks of b, which is not among a"),
+        ({"a": (0, float("inf"))}, "a is inf"),
+    ],
+)
+def test_a_spread_that_is_none_is_refused(spread, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        bars({"a": 1}, unit="s", title="t", spread=spread)
+
+
 def test_an_emulated_network_is_named():
     for picture in (
         bars({"a": 1}, unit="s", title="t", network="1 ms"),

@@ -103,6 +103,12 @@ class Comparison:
         )
 
 
+def quartiles(seconds: Sequence[float]) -> tuple[float, float]:
+    """Between which two half of the steps lie, for the spread of a bar."""
+    low, _, high = statistics.quantiles(seconds if len(seconds) > 1 else [*seconds] * 2, n=4)
+    return low, high
+
+
 def slowest(per_rank: Sequence[Sequence[Sequence[float]]]) -> list[list[float]]:
     """For each action the seconds of each step, the maximum over the ranks."""
     return [[max(times) for times in zip(*action, strict=True)] for action in zip(*per_rank, strict=True)]

@@ -88,6 +88,7 @@ class Record:
     ranks: list[RankRecord] = field(default_factory=lambda: [RankRecord()])
     merged: bool = False
     network: str | None = None  # the emulated network in words, None where transfers took their real time
+    _start: tuple[int, float] | None = field(default=None, init=False, repr=False, compare=False)
 
     def _each(self, name: str) -> Any:
         values = [getattr(one, name) for one in self.ranks]
@@ -146,10 +147,14 @@ class Record:
     @property
     def start(self) -> float:
         """The earliest time in the record, in seconds; pictures count from here."""
-        times = [span.start for one in self.ranks for span in one.events]
-        times += [t.time for one in self.ranks for t in one.transfers]
-        times += [s.time for one in self.ranks for s in one.memory]
-        return min(times, default=0.0)
+        # asked for once a span by whoever draws them: looked for again only when something has come
+        entries = sum(len(one.events) + len(one.transfers) + len(one.memory) for one in self.ranks)
+        if self._start is None or self._start[0] != entries:
+            times = [span.start for one in self.ranks for span in one.events]
+            times += [t.time for one in self.ranks for t in one.transfers]
+            times += [s.time for one in self.ranks for s in one.memory]
+            self._start = entries, min(times, default=0.0)
+        return self._start[1]
 
     def merge(self, rank: int, other: RankRecord, *, offset: float = 0.0) -> None:
         """Add one rank's record, its clock moved by `offset` seconds onto ours."""

@@ -13,6 +13,7 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
+from labkit.collectives.pairing import Parts, start_together
 from labkit.collectives.settings import settings
 from labkit.collectives.spare_memory import spare
 
@@ -46,6 +47,12 @@ def swap(end: Endpoint, flat: torch.Tensor, finish: Callable[[torch.Tensor, torc
     `finish(own piece, arrived piece)` deals with each, and may write to its own, which has left by then.
     """
     peer, own = 1 - end.place, pieces(flat)
+    if end.nccl:
+        targets = [spare(end, index, piece) for index, piece in enumerate(own)]
+        _take_step(end, [(target, peer) for target in targets], [(piece, peer) for piece in own])
+        for piece, arrived in zip(own, targets, strict=True):
+            finish(piece, arrived)
+        return
     arriving: deque[tuple[Receiving, torch.Tensor]] = deque()
 
     def post(index: int) -> None:
@@ -75,6 +82,9 @@ def swap(end: Endpoint, flat: torch.Tensor, finish: Callable[[torch.Tensor, torc
 def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
     """Carry out the steps. Both neighbours must cut their chunks alike."""
     after, before = (end.place + 1) % end.size, (end.place - 1) % end.size
+    if end.nccl:
+        _circulate_step_by_step(end, steps, after, before)
+        return
     order = [(step, piece) for step in range(len(steps)) for piece in range(len(steps[step].incoming))]
     receives: deque[tuple[Receiving, torch.Tensor]] = deque()
     sends: dict[tuple[int, int], Sending] = {}
@@ -119,3 +129,22 @@ def circulate(end: Endpoint, steps: Sequence[Step]) -> None:
         post_from(position + 1)
     for sending in sends.values():
         sending.wait()
+
+
+def _circulate_step_by_step(end: Endpoint, steps: Sequence[Step], after: int, before: int) -> None:
+    for step in steps:
+        targets = [
+            spare(end, index, like) if incoming is None else incoming
+            for index, (incoming, like) in enumerate(zip(step.incoming, step.like, strict=True))
+        ]
+        _take_step(end, [(target, before) for target in targets], [(piece, after) for piece in step.outgoing])
+        for index, target in enumerate(targets):
+            if step.finish is not None:
+                step.finish(index, target)
+
+
+def _take_step(end: Endpoint, receives: Parts, sends: Parts) -> None:
+    """All messages of a step at once: NCCL would deadlock if both neighbours sent and received piece by piece."""
+    arriving, leaving = start_together(end, receives, sends, COLLECTIVE_TAG)
+    for message in (*arriving, *leaving):
+        message.wait()

@@ -8,7 +8,8 @@ from labkit.collectives.agreement import COLLECTIVE_TAG, collective
 from labkit.collectives.background import perform
 from labkit.collectives.flattening import size_of
 from labkit.collectives.groups import Group, endpoint
-from labkit.collectives.messages import Receiving, Sending, Work
+from labkit.collectives.messages import Work
+from labkit.collectives.pairing import start_together
 
 
 def all_to_all_single(
@@ -43,8 +44,9 @@ def all_to_all_single(
             for distance in range(1, end.size):
                 to, source = (end.place + distance) % end.size, (end.place - distance) % end.size
                 # sizes differ from rank to rank: a header says what comes
-                receiving = Receiving(end, incoming[source], source, COLLECTIVE_TAG, headed=True)
-                sending = Sending(end, outgoing[to].contiguous(), to, COLLECTIVE_TAG, headed=True)
+                (receiving,), (sending,) = start_together(
+                    end, [(incoming[source], source)], [(outgoing[to].contiguous(), to)], COLLECTIVE_TAG, headed=True
+                )
                 receiving.wait()
                 sending.wait()
 

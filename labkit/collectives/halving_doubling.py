@@ -14,6 +14,7 @@ import torch
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
+from labkit.collectives.pairing import start_together
 from labkit.collectives.reductions import combination, divide
 
 
@@ -57,7 +58,6 @@ def _halve_and_double(flat: torch.Tensor, op: Any, end: Endpoint, power: int, fo
 
 
 def _exchange(outgoing: torch.Tensor, incoming: torch.Tensor, place: int, end: Endpoint) -> None:
-    receiving = Receiving(end, incoming, place, COLLECTIVE_TAG, headed=False)
-    sending = Sending(end, outgoing, place, COLLECTIVE_TAG, headed=False)
+    (receiving,), (sending,) = start_together(end, [(incoming, place)], [(outgoing, place)], COLLECTIVE_TAG)
     receiving.wait()
     sending.wait()

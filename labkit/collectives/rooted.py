@@ -83,7 +83,7 @@ def barrier(group: Group = None) -> None:
     end = endpoint(group)
 
     def run() -> None:
-        token = torch.zeros(1, dtype=torch.uint8)
+        token = torch.zeros(1, dtype=torch.uint8, device="cuda" if end.nccl else "cpu")
         with operation("barrier", end, control=True):
             agree(end, "barrier()")
             if end.place == 0:
@@ -94,5 +94,6 @@ def barrier(group: Group = None) -> None:
             else:
                 Sending(end, token, 0, BARRIER_TAG, headed=False).wait()
                 Receiving(end, token, 0, BARRIER_TAG, headed=False).wait()
+        token.item()  # on a GPU what was waited for is only queued
 
     perform(run, end, async_op=False)

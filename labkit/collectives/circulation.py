@@ -12,7 +12,7 @@ import torch
 
 from labkit.collectives.agreement import COLLECTIVE_TAG
 from labkit.collectives.groups import Endpoint
-from labkit.collectives.messages import Receiving, Sending
+from labkit.collectives.messages import Receiving, Sending, Work
 from labkit.collectives.pairing import Parts, start_together
 from labkit.collectives.settings import settings
 from labkit.collectives.spare_memory import spare
@@ -146,5 +146,6 @@ def _circulate_step_by_step(end: Endpoint, steps: Sequence[Step], after: int, be
 def _take_step(end: Endpoint, receives: Parts, sends: Parts) -> None:
     """All messages of a step at once: NCCL would deadlock if both neighbours sent and received piece by piece."""
     arriving, leaving = start_together(end, receives, sends, COLLECTIVE_TAG)
-    for message in (*arriving, *leaving):
+    under_way: list[Work] = [*arriving, *leaving]
+    for message in under_way:
         message.wait()

@@ -1,11 +1,29 @@
 """The memory of a training step: the ledger that counts it, and the formulas that predict it."""
 
 from labkit.memory.accounts import MemoryBudgetError as MemoryBudgetError
+from labkit.memory.accumulation import Accumulated as Accumulated
+from labkit.memory.accumulation import accumulate as accumulate
 from labkit.memory.activation_formulas import block_activations as block_activations
 from labkit.memory.activation_formulas import cross_entropy_activations as cross_entropy_activations
 from labkit.memory.activation_formulas import transformer_activations as transformer_activations
+from labkit.memory.block_measuring import MeasuredBlocks as MeasuredBlocks
+from labkit.memory.block_measuring import measure_blocks as measure_blocks
+from labkit.memory.checkpoint_choice import best_groups as best_groups
+from labkit.memory.checkpoint_formulas import BlockCost as BlockCost
+from labkit.memory.checkpoint_formulas import checkpointed_peak as checkpointed_peak
+from labkit.memory.checkpoint_formulas import checkpointed_resnet as checkpointed_resnet
+from labkit.memory.checkpoint_formulas import checkpointed_transformer as checkpointed_transformer
+from labkit.memory.checkpoint_policies import checkpoint_blocks as checkpoint_blocks
+from labkit.memory.checkpoint_policies import groups_of as groups_of
+from labkit.memory.checkpointing import checkpoint as checkpoint
+from labkit.memory.checkpointing import checkpoint_sequential as checkpoint_sequential
+from labkit.memory.differing_runs import CheckpointError as CheckpointError
 from labkit.memory.footprint import Footprint as Footprint
+from labkit.memory.kept_operations import EXPENSIVE as EXPENSIVE
+from labkit.memory.kept_operations import create_selective_checkpoint_contexts as create_selective_checkpoint_contexts
 from labkit.memory.ledger import MemoryLedger as MemoryLedger
+from labkit.memory.offloading import save_on_cpu as save_on_cpu
+from labkit.memory.offloading import save_on_disk as save_on_disk
 from labkit.memory.residual_formulas import resnet_activations as resnet_activations
 from labkit.memory.state_formulas import optimizer_bytes as optimizer_bytes
 from labkit.memory.state_formulas import state_bytes as state_bytes

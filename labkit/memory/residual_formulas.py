@@ -35,9 +35,32 @@ def resnet_activations(
 
     `side` is that of the images in pixels; depth, `stem` and `norm` are as in `resnet`.
     """
+    stem_held, indices, blocks = _stem_and_blocks(depth, batch_size, side, stem, norm)
+    numbers = stem_held + sum(held for _, held, _ in blocks)
+    return dtype.itemsize * numbers + 8 * indices + residual_head(depth, batch_size, num_classes, dtype)
+
+
+def residual_head(depth: int, batch_size: int, num_classes: int, dtype: torch.dtype = torch.float32) -> int:
+    """Bytes that the last linear layer holds, which is the mean of each channel, and the cross-entropy."""
+    _, _, widths, wider = _STAGES[depth]
+    mean = dtype.itemsize * batch_size * widths[-1] * wider
+    return mean + cross_entropy_activations(batch_size, num_classes, dtype)
+
+
+def residual_blocks(
+    depth: int, *, batch_size: int, side: int, stem: str = "small", norm: str = "batch"
+) -> list[tuple[int, int, int]]:
+    """For each block how many numbers its input has, how many it holds, its output included, and its output has."""
+    return _stem_and_blocks(depth, batch_size, side, stem, norm)[2]
+
+
+def _stem_and_blocks(
+    depth: int, batch_size: int, side: int, stem: str, norm: str
+) -> tuple[int, int, list[tuple[int, int, int]]]:
+    """Numbers that the stem holds, its output included; indices of pooling; and what `residual_blocks` returns."""
     if depth not in _STAGES:
         raise ValueError(f"there is no resnet of depth {depth}: choose 8, 18 or 50.")
-    convolutions, blocks, widths, wider = _STAGES[depth]
+    convolutions, counts, widths, wider = _STAGES[depth]
 
     def held(channels: int, side: int, *, norms: int, relus: int) -> int:
         """Numbers for so many norms with a convolution before each, and so many ReLUs."""
@@ -46,19 +69,21 @@ def resnet_activations(
 
     channels, indices = widths[0], 0
     side = side if stem == "small" else -(-side // 2)
-    numbers = held(channels, side, norms=1, relus=1)
+    stem_held = held(channels, side, norms=1, relus=1)
     if stem == "imagenet":
         side = -(-side // 2)
-        numbers += batch_size * channels * side**2  # what was pooled
+        stem_held += batch_size * channels * side**2  # what was pooled
         indices = batch_size * channels * side**2
-    for stage, (count, width) in enumerate(zip(blocks, widths, strict=True)):
+    blocks = []
+    for stage, (count, width) in enumerate(zip(counts, widths, strict=True)):
         for i in range(count):
             before, side = side, -(-side // 2) if stage and i == 0 else side
+            numbers, into = 0, batch_size * channels * before**2
             if convolutions == 3:
                 numbers += held(width, before, norms=1, relus=1)  # the stride comes after it
             numbers += held(width, side, norms=1, relus=1)
             shortcut = int(before != side or channels != width * wider)
             numbers += held(width * wider, side, norms=1 + shortcut, relus=1)
             channels = width * wider
-    head = batch_size * channels  # the mean of each channel
-    return dtype.itemsize * (numbers + head) + 8 * indices + cross_entropy_activations(batch_size, num_classes, dtype)
+            blocks.append((into, numbers, batch_size * channels * side**2))
+    return stem_held, indices, blocks

@@ -1,0 +1,24 @@
+"""Number formats, autocast and loss scaling."""
+
+from labkit.precision.autocasting import autocast as autocast
+from labkit.precision.bit_patterns import decode as decode
+from labkit.precision.bit_patterns import encode as encode
+from labkit.precision.bit_patterns import rounded as rounded
+from labkit.precision.bit_patterns import stochastic_round as stochastic_round
+from labkit.precision.compensation import KahanSGD as KahanSGD
+from labkit.precision.compensation import kahan_add_ as kahan_add_
+from labkit.precision.custom_functions import custom_bwd as custom_bwd
+from labkit.precision.custom_functions import custom_fwd as custom_fwd
+from labkit.precision.float32_masters import MasterWeights as MasterWeights
+from labkit.precision.formats import BFLOAT16 as BFLOAT16
+from labkit.precision.formats import FLOAT8_E4M3 as FLOAT8_E4M3
+from labkit.precision.formats import FLOAT8_E5M2 as FLOAT8_E5M2
+from labkit.precision.formats import FLOAT16 as FLOAT16
+from labkit.precision.formats import FLOAT32 as FLOAT32
+from labkit.precision.formats import FORMATS as FORMATS
+from labkit.precision.formats import TFLOAT32 as TFLOAT32
+from labkit.precision.formats import Format as Format
+from labkit.precision.loss_scaling import GradScaler as GradScaler
+from labkit.precision.processors import native as native
+from labkit.precision.regions import AutocastState as AutocastState
+from labkit.precision.regions import autocast_state as autocast_state

@@ -1,0 +1,29 @@
+"""The pipeline: each rank has some layers of the model, and micro-batches pass through them. Schedules are data."""
+
+from labkit.parallel.pipeline.action_lists import Schedule as Schedule
+from labkit.parallel.pipeline.actions import Action as Action
+from labkit.parallel.pipeline.known_schedules import KNOWN as KNOWN
+from labkit.parallel.pipeline.known_schedules import gpipe as gpipe
+from labkit.parallel.pipeline.known_schedules import interleaved as interleaved
+from labkit.parallel.pipeline.known_schedules import naive as naive
+from labkit.parallel.pipeline.known_schedules import one_f_one_b as one_f_one_b
+from labkit.parallel.pipeline.known_schedules import zb_h1 as zb_h1
+from labkit.parallel.pipeline.legality import IllegalScheduleError as IllegalScheduleError
+from labkit.parallel.pipeline.legality import check_schedule as check_schedule
+from labkit.parallel.pipeline.legality import schedule_faults as schedule_faults
+from labkit.parallel.pipeline.partitioning import best_cuts as best_cuts
+from labkit.parallel.pipeline.profiling import StepProfile as StepProfile
+from labkit.parallel.pipeline.profiling import profile_steps as profile_steps
+from labkit.parallel.pipeline.simulation import Costs as Costs
+from labkit.parallel.pipeline.simulation import Link as Link
+from labkit.parallel.pipeline.simulation import Simulation as Simulation
+from labkit.parallel.pipeline.simulation import simulate as simulate
+from labkit.parallel.pipeline.splitting import Split as Split
+from labkit.parallel.pipeline.splitting import split_model as split_model
+from labkit.parallel.pipeline.stage import PipelineStage as PipelineStage
+from labkit.parallel.pipeline.stepping import PipelineSchedule as PipelineSchedule
+from labkit.parallel.pipeline.stepping import Schedule1F1B as Schedule1F1B
+from labkit.parallel.pipeline.stepping import ScheduleGPipe as ScheduleGPipe
+from labkit.parallel.pipeline.stepping import ScheduleInterleaved1F1B as ScheduleInterleaved1F1B
+from labkit.parallel.pipeline.stepping import ScheduleNaive as ScheduleNaive
+from labkit.parallel.pipeline.stepping import ScheduleZBH1 as ScheduleZBH1

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from rank_groups import new_group
 from torch.distributed import ReduceOp
 
-from labkit.collectives import all_reduce, barrier, broadcast
+from labkit.collectives import all_reduce, barrier, broadcast, reduce_scatter_tensor
 from labkit.collectives.all_reduction import ALGORITHMS
 from labkit.collectives.circulation import PIECE_BYTES
 from labkit.ranks import RankError, Ranks
@@ -315,3 +315,20 @@ def test_bad_arguments_are_refused_on_all_ranks_in_one_sentence(four: Ranks, cal
     with pytest.raises(RankError, match=sentence) as caught:
         four.run(refused, call)
     assert caught.value.ranks == [0, 1, 2, 3] and caught.value.type == "ValueError"
+
+
+def test_a_reduce_scatter_into_the_ranks_own_part_leaves_the_same_bits_there(four: Ranks) -> None:
+    """As NCCL's in place: no further memory, and what the others' parts are left with is not defined."""
+
+    def run(length: int) -> tuple[bool, int]:
+        rank, size = dist.get_rank(), dist.get_world_size()
+        mine = contribution(rank, (size * length,), torch.float32)
+        apart = torch.empty(length)
+        reduce_scatter_tensor(apart, mine)
+        own = mine[rank * length : (rank + 1) * length]
+        with Recorder() as record:
+            reduce_scatter_tensor(own, mine)
+        return torch.equal(own, apart), record.bytes_sent
+
+    for length in (1, 5, LONG):
+        assert four.run(run, length) == [(True, 4 * 3 * length)] * 4

@@ -61,6 +61,11 @@ def ring_reduce_scatter(output: torch.Tensor, parts: Sequence[torch.Tensor], op:
     circulate(end, steps)
 
 
+def ring_reduce_scatter_in_place(parts: Sequence[torch.Tensor], op: Any, end: Endpoint) -> None:
+    """As `ring_reduce_scatter`, into this rank's own part; the others are left with partial sums."""
+    circulate(end, _reduce_scatter_steps([pieces(part) for part in parts], op, end))
+
+
 def ring_all_gather(parts: Sequence[torch.Tensor], end: Endpoint) -> None:
     """Fill the N flat chunks in place: chunk c comes from rank c."""
     circulate(end, _all_gather_steps([pieces(part) for part in parts], end))

@@ -11,7 +11,7 @@ from labkit.collectives.flattening import flat_view, size_of
 from labkit.collectives.groups import Group, endpoint
 from labkit.collectives.messages import Work
 from labkit.collectives.reductions import check_op, divide, name_of_op
-from labkit.collectives.ring import ring_all_gather, ring_reduce_scatter
+from labkit.collectives.ring import ring_all_gather, ring_reduce_scatter, ring_reduce_scatter_in_place
 
 
 def reduce_scatter_tensor(
@@ -24,8 +24,9 @@ def reduce_scatter_tensor(
     """Reduce `input` over the group and keep this rank's part of the result in `output`.
 
     `input` holds N parts of `output`'s size, concatenated or stacked, part r for the group's rank r; it keeps its
-    values. A rank sends N - 1 parts: K (N - 1) / N elements of K. The sum of part r runs in the order of ranks r + 1,
-    ..., r.
+    values. Where `output` is this rank's own part of it no further memory is needed, and the other parts are left with
+    partial sums. A rank sends N - 1 parts: K (N - 1) / N elements of K. The sum of part r runs in the order of ranks
+    r + 1, ..., r.
     """
     end = endpoint(group)
     _check_sizes("reduce_scatter_tensor", "input", input, "output", output, end.size)
@@ -38,6 +39,8 @@ def reduce_scatter_tensor(
                 if end.size == 1:
                     flat.copy_(parts[0])
                     divide(flat, op, 1)
+                elif flat.numel() and flat.data_ptr() == parts[end.place].data_ptr():
+                    ring_reduce_scatter_in_place(parts, op, end)
                 else:
                     ring_reduce_scatter(flat, _whole(parts, flat, end.size), op, end)
 

@@ -116,6 +116,7 @@ def kind_word(kind: str) -> str:
         "gradients": _("gradients"),
         "optimizer state": _("optimizer state"),
         "activations": _("activations"),
+        "gathered": _("gathered parameters"),
         "buffers": _("buffers"),
         "inputs": _("inputs"),
     }

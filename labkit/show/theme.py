@@ -54,6 +54,7 @@ MEMORY = {
     "activations": "forward",
     "buffers": "communication",
     "inputs": "data",
+    "gathered": "wait",
 }
 
 #: The pattern over the colour (drawn two or three times as dense), so that no meaning hangs on colour alone.

@@ -17,6 +17,16 @@ def is_wrapped(parameter: torch.Tensor) -> bool:
     return parameter in _wrapped
 
 
+def claim(parameter: torch.Tensor) -> None:
+    """Mark a parameter whose gradient somebody reduces."""
+    _wrapped[parameter] = True
+
+
+def disclaim(parameter: torch.Tensor) -> None:
+    """Take the mark away."""
+    _wrapped.pop(parameter, None)
+
+
 def mark(module: nn.Module, axis: Axis) -> Placed:
     """Every parameter is held by all ranks of the axis; those that are trained are wrapped."""
     placed: Placed = []

@@ -259,6 +259,39 @@ def test_forward_runs_once_for_each_micro_batch_where_the_targets_tell_the_weigh
     assert len(calls) == 8
 
 
+def goes_through(output, targets):
+    """Goes through an output row by row, of which an unknown one would have no end."""
+    return sum(row.sum() for row in output), len(targets)
+
+
+def test_a_loss_that_goes_through_its_output_is_given_one():
+    accumulate(plain(), parts_of(*vectors(8), 4), goes_through)
+
+
+def test_asking_for_the_weight_draws_no_random_numbers():
+    """Neither in a forward that is run for it, though its noise heeds no mode, nor in the loss."""
+
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(6, 5)
+
+        def forward(self, x):
+            return self.layer(F.dropout(x, 0.5))
+
+    def noisy_loss(output, targets):
+        return classes_loss(output, targets)[0] * torch.rand(()), len(output)
+
+    torch.manual_seed(0)
+    module, gradients = Noisy(), []
+    for options in ({}, {"weight": len}):
+        mine = copy.deepcopy(module)
+        torch.manual_seed(3)
+        accumulate(mine, parts_of(*vectors(8), 2), noisy_loss, **options)
+        gradients.append(mine.layer.weight.grad)
+    assert torch.equal(*gradients)
+
+
 # --- memory and bytes ---
 
 
@@ -325,6 +358,21 @@ BAD = [
     ([torch.zeros(2, 6)], classes_loss, TypeError, "micro-batch 0 is a Tensor: give pairs of (inputs, targets)"),
     ([(1, 2, 3)], classes_loss, TypeError, "micro-batch 0 is 3 things: give pairs"),
     ([vectors(2)], lambda o, t: F.cross_entropy(o, t), TypeError, "returned a Tensor for micro-batch 0: it must"),
+    (5, classes_loss, TypeError, "given Sequential, int, function: give a module, pairs"),
+    (
+        [vectors(2)],
+        lambda o, t: (o, 2),
+        TypeError,
+        "the loss sum of micro-batch 0 is of shape [2, 5]: return one number",
+    ),
+    ([vectors(2)], lambda o, t: (1.5, 2), TypeError, "the loss sum of micro-batch 0 is a float: return one number"),
+    ([vectors(2)], lambda o, t: (o.detach().sum(), 2), RuntimeError, "is it detached, every parameter frozen, or"),
+    (
+        [vectors(2)],
+        lambda o, t: (torch.as_tensor(o).sum(), 2) if isinstance(o, torch.Tensor) else (o, 1),
+        ValueError,
+        "loss(), asked without an output, says that this rank's micro-batches weigh 1, loss() says 2: give as weight=",
+    ),
     ([vectors(2)], lambda o, t: (o.sum(), 0), ValueError, "the weight of all micro-batches is 0, so that"),
     ([vectors(2)], lambda o, t: (o.sum(), -1), ValueError, "the weight that loss() gives for micro-batch 0 is -1:"),
     ([vectors(2)], lambda o, t: (o.sum(), t), ValueError, "for micro-batch 0 is a Tensor: give the number of samples"),

@@ -119,6 +119,20 @@ def test_a_tensor_that_is_used_twice_gets_both_gradients(call):
 
 
 @BOTH
+def test_a_tensor_given_twice_is_the_same_one_in_the_recomputation(call):
+    # attention multiplies once where query, key and value are one tensor
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+    def slope(call):
+        x = torch.linspace(-1, 1, 48).view(2, 3, 8).requires_grad_()
+        call(attention, x, x, value=x)[0].square().sum().backward()
+        return x.grad
+
+    assert torch.equal(slope(call), slope(plain))
+
+
+@BOTH
 def test_an_output_that_is_an_input_or_a_number_without_gradient(call):
     def step(call):
         x = torch.tensor([2.0, 1.0, 3.0], requires_grad=True)
@@ -343,6 +357,19 @@ def test_the_function_cannot_mistake_the_early_end_for_an_error_of_its_own():
     assert torch.equal(x.grad, torch.ones(2))
 
 
+def test_nor_can_it_go_on_after_catching_all_there_is():
+    def function(x):
+        try:
+            y = x.exp()
+        except:  # noqa: E722
+            y = x.exp().cos()
+        return y
+
+    x = torch.ones(2, requires_grad=True)
+    checkpoint(function, x).sum().backward()
+    assert torch.equal(x.grad, torch.ones(2).exp())
+
+
 # --- random states ---
 
 
@@ -516,6 +543,28 @@ def test_a_function_may_choose_what_is_kept():
     call = functools.partial(checkpoint, context_fn=functools.partial(selective, choose))
     assert same(trace(plain), trace(call))
     assert (False, torch.ops.aten.tanh.default) in asked
+
+
+def test_what_is_drawn_after_a_kept_random_operation_is_drawn_again():
+    def function(x):
+        first, second = torch.rand_like(x), torch.rand_like(x)
+        return (x * first).square() * second + torch.rand_like(x)
+
+    def first_only(context, operation, *args, **kwargs):
+        if operation is not torch.ops.aten.rand_like.default:
+            return False
+        calls.append(operation)
+        return len(calls) == 1
+
+    def slope(call):
+        torch.manual_seed(3)
+        x = torch.ones(4, requires_grad=True)
+        call(function, x).sum().backward()
+        return [x.grad, torch.rand(2)]
+
+    calls = []
+    call = functools.partial(checkpoint, context_fn=functools.partial(selective, first_only))
+    assert same(slope(call), slope(plain))
 
 
 def test_what_is_kept_counts_as_activations_and_an_outer_checkpoint_keeps_none_of_it():

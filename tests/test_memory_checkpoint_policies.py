@@ -198,7 +198,7 @@ def test_measured_blocks_tell_the_peak_of_any_choice_and_the_best_keeps_to_it(wo
 
 @pytest.mark.parametrize("policy", ["all", 0, -1, True, 1.5, None])
 def test_another_policy_is_refused(policy):
-    with pytest.raises(ValueError, match="'none', 'sqrt', 'selective' or a number of blocks"):
+    with pytest.raises(ValueError, match="'none', 'sqrt', 'selective', a number of blocks, 1 or more, or a list of"):
         checkpoint_blocks(text()[0], policy)
 
 
@@ -206,6 +206,29 @@ def test_another_policy_is_refused(policy):
 def test_ranges_that_make_no_groups_are_refused(groups):
     with pytest.raises(ValueError, match="apart, in order, and within the 5 blocks"):
         checkpoint_blocks(text()[0], groups)
+
+
+@pytest.mark.parametrize("policy", [1, 2, "sqrt"])
+def test_a_block_that_comes_twice_is_refused(policy):
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.Tanh(), shared)
+    with pytest.raises(ValueError, match="block 2 is block 0 once more, a Linear, and can be in one checkpoint only"):
+        checkpoint_blocks(model, policy)
+    assert checkpoint_blocks(model, "none")(torch.ones(1, 4)).shape == (1, 4)
+
+
+def test_a_backward_hook_within_a_group_is_refused_by_its_name():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    model[1].register_full_backward_hook(lambda *_: None)
+    checkpoint_blocks(model, 1)(torch.ones(1, 4)).sum().backward()
+    with pytest.raises(RuntimeError, match="Tanh number 2 of a checkpoint of 2 blocks has a backward hook"):
+        checkpoint_blocks(model, 2)(torch.ones(1, 4))
+
+
+def test_blocks_that_are_checkpoints_already_are_not_measured():
+    model = checkpoint_blocks(nn.Sequential(nn.Linear(4, 4), nn.Tanh()), 1)
+    with pytest.raises(ValueError, match="the blocks are checkpoints already"):
+        measure_blocks(model, torch.ones(1, 4))
 
 
 def test_a_model_whose_blocks_are_unknown_is_refused():

@@ -57,6 +57,17 @@ def test_views_keep_their_strides(tmp_path):
     assert torch.equal(slope(save_on_disk(tmp_path, min_bytes=0)), slope(torch.enable_grad()))
 
 
+def test_a_conjugated_or_negated_view_comes_back_as_it_was(tmp_path):
+    def slope(context):
+        x = torch.polar(torch.ones(8), torch.arange(8.0)).requires_grad_()
+        with context:
+            y = (x * x.conj() * x.conj().imag).abs().sum()
+        y.backward()
+        return x.grad
+
+    assert torch.equal(slope(save_on_disk(tmp_path, min_bytes=0)), slope(torch.enable_grad()))
+
+
 def test_small_tensors_and_parameters_stay(tmp_path):
     assert gradients(save_on_disk(tmp_path))[2] == 4 * 16 * (64 + 64)  # x is of 2,048 bytes
 
@@ -75,6 +86,11 @@ def test_a_disk_without_room_is_named(monkeypatch, tmp_path):
     monkeypatch.setattr(torch.UntypedStorage, "from_file", full)
     with save_on_disk(tmp_path), pytest.raises(OSError, match=r"could not write 0\.008192 MB to .*No space left"):
         torch.ones(2048, requires_grad=True).exp()
+
+
+def test_a_folder_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"there is no folder .*/nowhere: make it first"):
+        save_on_disk(tmp_path / "nowhere")
 
 
 def test_the_hosts_memory_is_where_cpu_tensors_are_already():

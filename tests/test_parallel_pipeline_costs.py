@@ -256,6 +256,24 @@ def test_an_exception_in_one_stage_ends_all_with_its_cause(two, where):
     assert two.run(run_with)[1].shape == (8, 3)  # and the ranks can go on
 
 
+def test_a_pipeline_is_not_used_again_after_an_exception_in_it(two):
+    """It would wait for messages that nobody sends."""
+    from labkit.ranks import RankError
+
+    def catching():
+        stage = PipelineStage(Fails() if dist.get_rank() else nn.Linear(3, 3), dist.get_rank(), 2, "cpu")
+        schedule, x = ScheduleGPipe(stage, 4, F.mse_loss), torch.randn(8, 3)
+        if dist.get_rank():
+            with pytest.raises(ZeroDivisionError):
+                schedule.step(x, target=x)
+        schedule.step(x, target=x)
+
+    with pytest.raises(
+        RankError, match="rank 1 raised RuntimeError: pipeline: a call before this one ended in ZeroDiv"
+    ):
+        two.run(catching)
+
+
 def test_a_schedule_that_outlives_its_ranks_is_refused(two):
     from labkit.ranks import RankError
 
@@ -286,6 +304,19 @@ def other_calls(which):
         return run_with(loss=lambda output, target: (F.mse_loss(output, target), 1))
     if which == "many":
         return run_with(loss=lambda output, target: output)
+    if which == "no graph":
+        return run_with(loss=lambda output, target: F.mse_loss(output, target).detach())
+    if which in WEIGHTS:
+        return run_with(loss=lambda output, target: (output.sum(), WEIGHTS[which]), weighted=True)
+    if which == "in place":
+        return run_with(nn.Sequential(nn.ReLU(inplace=True), nn.Linear(3, 3)))
+    if which == "cuts":
+        model = nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 3))
+        stage, x = split_model(model, 2, cuts=[1 if first else 2]).stage(dist.get_rank()), torch.randn(4, 3)
+        return ScheduleGPipe(stage, 2, F.mse_loss).step(x, target=x)
+    if which in ("name", "returns none", "no stages"):
+        stages = [] if which == "no stages" else PipelineStage(nn.Linear(3, 3), dist.get_rank(), 2, "cpu")
+        return PipelineSchedule(stages, "gpipe" if which == "name" else lambda ranks, count: None, 4, F.mse_loss)
     if which == "stage":
         return PipelineStage(nn.Linear(3, 3), 0, 2, "cpu")
     if which == "stages":
@@ -311,9 +342,24 @@ class Says(nn.Linear):
         return super().forward(x), "text"
 
 
+WEIGHTS = {"weight below 0": -1, "weight is text": "2", "weight of 0": 0}
+
+
 @pytest.mark.parametrize(
     ("which", "sentence"),
     [
+        ("no graph", "rank 1 raised RuntimeError: pipeline: what loss_fn returns does not depend on the output"),
+        (
+            "weight below 0",
+            "rank 1 raised ValueError: pipeline: the weight that loss_fn returns is -1: give the number",
+        ),
+        ("weight is text", "the weight that loss_fn returns is a str: give the number"),
+        ("weight of 0", "all ranks raised ValueError: pipeline: the weights of all micro-batches are 0, so that"),
+        ("in place", "pipeline: stage 1 changes in place what it was given, .* inplace=False"),
+        ("cuts", "rank 1 has cut the model elsewhere than rank 0, .* give all ranks the same cuts"),
+        ("name", "schedule is 'gpipe'; give a Schedule, as Schedule.of"),
+        ("returns none", "the function that makes the schedule returned a NoneType: return a Schedule"),
+        ("no stages", r"stages is \[\]; give this rank's PipelineStage"),
         ("eval", "rank 1 calls eval while rank 0 calls step"),
         ("count", "rank 1 has another schedule or number of micro-batches than rank 0"),
         ("no batch", "rank 0 raised ValueError: pipeline: the rank of the first stage needs the batch"),

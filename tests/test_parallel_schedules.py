@@ -91,6 +91,28 @@ def test_what_can_not_run_is_refused_with_the_reason(rows, reason):
         simulate(schedule)
 
 
+@pytest.mark.parametrize(
+    ("rows", "sentence"),
+    [
+        ("F0 B0", r"'F0 B0' is no list with the actions of each rank: give \['F0 B0', 'F0 B0'\]"),
+        ([None, None], "no list with the actions of each rank"),
+        ([[("F", "0", 0)]], r"\('F', '0', 0\) is no action: write F, B, I or W"),
+        ([[("F", 0.5, 0)]], "is no action"),
+        (["F0 f0"], "'f0' is no action"),
+    ],
+)
+def test_what_is_no_list_of_actions_is_refused(rows, sentence):
+    with pytest.raises((TypeError, ValueError), match=sentence):
+        Schedule.of(rows)
+
+
+def test_a_number_far_beyond_the_lists_is_told_of_at_once():
+    """Not as so many actions that nobody runs."""
+    for text, what in (("F999999999 B0", "micro-batch"), ("999999999F0", "stage")):
+        (reason,) = schedule_faults(Schedule.of([text]))
+        assert reason.startswith(f"it names {what} 999999999, but has ")
+
+
 def test_a_stage_that_nobody_has_is_a_missing_send():
     with pytest.raises(IllegalScheduleError, match=r"missing send: rank 0 waits .* for the rank of stage 0"):
         check_schedule(Schedule.of(["1F0 1B0"]))

@@ -204,6 +204,28 @@ def test_another_thread_is_not_inside() -> None:
     assert found == [FULL]
 
 
+def test_a_decorated_function_may_run_in_two_threads_at_once() -> None:
+    inside, both = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    @autocast("cpu")
+    def first() -> torch.dtype:
+        if threading.current_thread() is thread:
+            inside.set()
+            both.wait(10)
+        else:  # inside last, and left last
+            both.set()
+            thread.join(10)
+        return product_dtype()
+
+    thread = threading.Thread(target=lambda: found.append((first(), product_dtype())))
+    thread.start()
+    inside.wait(10)
+    with autocast("cpu", torch.float16):
+        found.append((first(), product_dtype()))
+    assert found == [(LOW, FULL), (LOW, torch.float16)]
+
+
 def test_float64_integers_and_outputs_given_by_the_caller_are_left_alone() -> None:
     with autocast("cpu"):
         assert torch.mm(torch.ones(2, 2).double(), torch.ones(2, 2).double()).dtype is torch.float64

@@ -160,6 +160,12 @@ def test_stochastic_round_gives_the_dtype_and_follows_its_generator() -> None:
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match=r"values are torch\.int64; give floating-point"):
         encode(torch.tensor([1]), BFLOAT16)
+    with pytest.raises(TypeError, match="values are a float; give a tensor"):
+        encode(1.5, BFLOAT16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"the format is torch\.bfloat16; give one of labkit\.precision"):
+        encode(torch.ones(1), torch.bfloat16)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"patterns are torch\.float32; give whole numbers"):
+        decode(torch.tensor([1.5]), FLOAT16)
     with pytest.raises(ValueError, match=r"whole number from 0 to 2\^16 - 1"):
         decode(torch.tensor([1 << 16]), FLOAT16)
     with pytest.raises(ValueError, match="'nearest' or 'stochastic'"):

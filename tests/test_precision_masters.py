@@ -114,6 +114,22 @@ def test_a_snapshot_keeps_what_the_rounded_weights_do_not_show() -> None:
         again.load_state_dict(torch.optim.SGD([a_weight()], lr=1.0).state_dict())
 
 
+def test_a_group_that_is_added_later_has_masters_too() -> None:
+    first, later = a_weight(), a_weight()
+    optimizer = MasterWeights([first], torch.optim.SGD, lr=1.0)
+    optimizer.add_param_group({"params": later, "lr": 2.0})
+    assert after(optimizer, later, 256) == 1 - 2 * 256 * SMALL
+    assert len(optimizer.masters) == len(optimizer.state_dict()["masters"]) == 2
+
+
+def test_what_is_no_parameter_or_comes_twice_is_refused() -> None:
+    weight = a_weight()
+    with pytest.raises(TypeError, match="got a tuple among the parameters; give tensors"):
+        MasterWeights([("weight", weight)], torch.optim.SGD, lr=1.0)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"a parameter of shape \[1\] is given twice"):
+        MasterWeights([weight, weight], torch.optim.SGD, lr=1.0)
+
+
 def test_bad_settings_are_refused() -> None:
     with pytest.raises(ValueError, match="KahanSGD: lr=-1"):
         KahanSGD([a_weight()], lr=-1)

@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -203,6 +203,21 @@ def test_a_step_without_a_scaled_loss_is_refused_in_every_turn() -> None:
         scaler.unscale_(optimizer)
 
 
+def test_a_forgotten_backward_is_refused_as_by_pytorch() -> None:
+    scaler, weight = GradScaler(), nn.Parameter(torch.ones(1))
+    scaler.scale(weight.sum())
+    with pytest.raises(RuntimeError, match="none of the optimizer's parameters has a gradient; call backward"):
+        scaler.step(torch.optim.SGD([weight], lr=0.1))
+
+
+def test_a_tuple_with_names_is_scaled_too() -> None:
+    class Losses(NamedTuple):
+        head: torch.Tensor
+        tail: torch.Tensor
+
+    assert GradScaler(init_scale=4.0).scale(Losses(torch.ones(()), torch.ones(()))).tail == 4.0
+
+
 def test_float16_gradients_and_bad_settings_are_refused() -> None:
     weight = nn.Parameter(torch.ones(1, dtype=torch.float16))
     weight.grad = torch.ones(1, dtype=torch.float16)
@@ -211,6 +226,15 @@ def test_float16_gradients_and_bad_settings_are_refused() -> None:
     for name, value in (("init_scale", 0.0), ("growth_factor", 1.0), ("backoff_factor", 1.0), ("growth_interval", 0)):
         with pytest.raises(ValueError, match=f"GradScaler: {name} is {value!r}; give"):
             GradScaler(**{name: value})  # type: ignore[arg-type]
+    # float32 would make nothing of the first, infinity of the second
+    unusable: tuple[Any, ...] = (1e-50, 1e39, math.nan, "large")
+    for scale in unusable:
+        with pytest.raises(ValueError, match="init_scale is .*; give a number above 0 that float32 can hold"):
+            GradScaler(init_scale=scale)
+    with pytest.raises(ValueError, match=r"device is 1024\.0; give 'cpu' or 'cuda', and the scale as init_scale"):
+        GradScaler(1024.0)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="the state has no 'growth_factor'"):
+        GradScaler().load_state_dict({"scale": 2.0})
     with pytest.raises(TypeError, match="give a tensor, or a list or tuple of tensors"):
         GradScaler().scale("loss")
 

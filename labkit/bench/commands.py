@@ -8,6 +8,12 @@ BENCHMARKS = {
     "ranks": ("labkit.bench.ranks_bench", "bench_ranks", "how long ranks take to start, to answer and to end"),
     "all_reduce": ("labkit.bench.all_reduce_bench", "bench_all_reduce", "our ring beside gloo's all-reduce"),
     "ddp": ("labkit.bench.ddp_bench", "bench_ddp", "our DistributedDataParallel beside PyTorch's"),
+    "accumulate": ("labkit.bench.accumulate_bench", "bench_accumulate", "accumulation beside PyTorch's no_sync"),
+    "checkpoint": ("labkit.bench.checkpoint_bench", "bench_checkpoint", "our gradient checkpointing beside PyTorch's"),
+    "zero": ("labkit.bench.zero_bench", "bench_zero", "our stages of ZeRO beside PyTorch's, and its FSDP2"),
+    "pipeline": ("labkit.bench.pipeline_bench", "bench_pipeline", "our pipeline schedules beside PyTorch's"),
+    "precision": ("labkit.bench.precision_bench", "bench_precision", "our autocast beside PyTorch's, and float32"),
+    "tensor": ("labkit.bench.tensor_bench", "bench_tensor", "a shared transformer block beside PyTorch's"),
     "train": ("labkit.bench.train_bench", "bench_train", "the training loop beside a plain one written by hand"),
 }
 

@@ -70,12 +70,16 @@ def accumulate(
     Raises ValueError or TypeError, in one sentence, where there is nothing to accumulate, nothing that counts, or no
     pair where one is needed.
     """
+    if not (hasattr(micro_batches, "__iter__") and callable(wrapped) and callable(loss)):
+        kinds = ", ".join(type(one).__name__ for one in (wrapped, micro_batches, loss))
+        raise TypeError(f"accumulate: given {kinds}: give a module, pairs of (inputs, targets), and a loss function")
     parts = [_pair(part, number) for number, part in enumerate(micro_batches)]
     reduces = wrapped if reducer is None else reducer
     no_sync = getattr(reduces, "no_sync", None)
     if reducer is not None and no_sync is None:
         raise TypeError(f"accumulate: reducer is a {type(reducer).__name__} without no_sync(): give what reduces")
-    mine = [weigh(wrapped, part, loss, weight, number) for number, part in enumerate(parts)]
+    with torch.random.fork_rng([torch.cuda.current_device()] if torch.cuda.is_initialized() else []):
+        mine = [weigh(wrapped, part, loss, weight, number) for number, part in enumerate(parts)]
     device = _device(wrapped)
     everyones, size = sum(mine), 1
     missing = int(not parts)
@@ -95,10 +99,11 @@ def accumulate(
         )
     sums = add_gradients(wrapped, parts, loss, size / everyones, no_sync=no_sync, scaler=scaler)
     told_after = float(sum(float(one) for _, one in sums))
-    if weight is not None and told_after != sum(mine):
+    if told_after != sum(mine):
+        who = "loss(), asked without an output," if weight is None else "weight="
         raise ValueError(
-            f"accumulate: weight= says that this rank's micro-batches weigh {sum(mine):g}, loss() says {told_after:g}: "
-            "give a function of the targets that counts as the loss does"
+            f"accumulate: {who} says that this rank's micro-batches weigh {sum(mine):g}, loss() says {told_after:g}: "
+            "give as weight= a function of the targets that counts as the loss does"
         )
     return Accumulated(torch.stack([total.detach() for total, _ in sums]).sum(), told_after, everyones)
 
@@ -122,6 +127,7 @@ def add_gradients(
             with span("forward", "forward"):
                 output = forward(inputs)
                 total, weight = checked_pair(loss(output, targets), number)
+                _refuse_what_has_no_backward(total, number)
             with span("backward", "backward"):
                 scaled = total * factor
                 (scaled if scaler is None else scaler.scale(scaled)).backward()
@@ -135,6 +141,20 @@ def _pair(part: Any, number: int) -> tuple[Any, Any]:
         what = f"{len(part)} things" if isinstance(part, tuple | list) else f"a {type(part).__name__}"
         raise TypeError(f"accumulate: micro-batch {number} is {what}: give pairs of (inputs, targets)")
     return part[0], part[1]
+
+
+def _refuse_what_has_no_backward(total: Any, number: int) -> None:
+    if not isinstance(total, Tensor) or total.numel() != 1:
+        what = f"of shape {list(total.shape)}" if isinstance(total, Tensor) else f"a {type(total).__name__}"
+        raise TypeError(
+            f"accumulate: the loss sum of micro-batch {number} is {what}: return one number in a tensor, as "
+            'reduction="sum" gives'
+        )
+    if not total.requires_grad:
+        raise RuntimeError(
+            f"accumulate: the loss sum of micro-batch {number} has no graph to run backward through: is it detached, "
+            "every parameter frozen, or gradients turned off by torch.no_grad()?"
+        )
 
 
 def _device(wrapped: Any) -> torch.device:

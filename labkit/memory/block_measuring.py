@@ -12,7 +12,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
 from labkit.memory.checkpoint_formulas import BlockCost, checkpointed_peak
-from labkit.memory.checkpoint_policies import blocks_of
+from labkit.memory.checkpoint_policies import are_checkpointed, blocks_of
 from labkit.memory.storages import storages
 
 
@@ -49,6 +49,11 @@ def measure_blocks(
     bring is counted as coming before the blocks.
     """
     found = list(blocks) if blocks is not None else blocks_of(model)
+    if are_checkpointed(found):
+        raise ValueError(
+            "measure_blocks: the blocks are checkpoints already, which hold next to nothing: take that back "
+            'with checkpoint_blocks(model, "none") first.'
+        )
     own = {storage._cdata for storage in storages([*model.parameters(), *model.buffers(), *inputs])}
     seen: dict[int, tuple[int, int]] = {}  # a storage: who saved it first, and its bytes
     ends: list[tuple[Tensor, Tensor]] = [None] * len(found)  # type: ignore[list-item]

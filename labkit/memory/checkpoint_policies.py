@@ -47,7 +47,14 @@ def checkpoint_blocks(
     ValueError in one sentence for a policy or a model that it can't do with.
     """
     found = list(blocks) if blocks is not None else blocks_of(model)
-    groups = groups_of(policy, len(found))
+    groups, places = groups_of(policy, len(found)), dict[nn.Module, int]()
+    for number, block in enumerate(found):
+        first = places.setdefault(block, number)
+        if first < number and groups:
+            raise ValueError(
+                f"checkpoint_blocks: block {number} is block {first} once more, a {type(block).__name__}, and can be "
+                "in one checkpoint only: call labkit.memory.checkpoint in the model's forward instead."
+            )
     for block in found:
         ours = block.__dict__.get("forward")
         if isinstance(ours, _Forward):
@@ -77,6 +84,11 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     )
 
 
+def are_checkpointed(blocks: Sequence[nn.Module]) -> bool:
+    """Whether `checkpoint_blocks` has made checkpoints of some."""
+    return any(isinstance(block.__dict__.get("forward"), _Forward) for block in blocks)
+
+
 def groups_of(policy: Policy, count: int) -> list[range]:
     """The groups of block numbers, of `count`, that the policy makes checkpoints of."""
     if isinstance(policy, bool) or not isinstance(policy, str | int | Sequence):
@@ -91,6 +103,8 @@ def groups_of(policy: Policy, count: int) -> list[range]:
         if policy < 1:
             raise ValueError(_refusal(policy))
         return [range(start, min(start + policy, count)) for start in range(0, count, policy)]
+    if any(not isinstance(numbers, Sequence) for numbers in policy):
+        raise ValueError(_refusal(policy))
     groups = [numbers for numbers in policy if len(numbers)]
     taken = [number for numbers in groups for number in numbers]
     if taken != sorted(set(taken)) or (taken and not 0 <= taken[0] <= taken[-1] < count):
@@ -100,7 +114,7 @@ def groups_of(policy: Policy, count: int) -> list[range]:
 
 def _refusal(policy: object) -> str:
     listed = ", ".join(map(repr, POLICIES))
-    return f"checkpoint must be {listed} or a number of blocks, 1 or more, not {policy!r}."
+    return f"checkpoint must be {listed}, a number of blocks, 1 or more, or a list of ranges, not {policy!r}."
 
 
 class _Group:
@@ -200,6 +214,12 @@ class _Forward:
             return group.lead(*args, **kwargs)
         if group.hands_on(args[0] if args else None):
             return args[0]
+        if block._backward_hooks or block._backward_pre_hooks:
+            raise RuntimeError(
+                f"checkpoint_blocks: {type(block).__name__} number {self.place + 1} of a checkpoint of "
+                f"{len(group.blocks)} blocks has a backward hook, which needs a checkpoint around each block: use "
+                "policy 1, or remove the hook."
+            )
         raise RuntimeError(
             f"checkpoint_blocks: {type(block).__name__} number {self.place + 1} of a checkpoint of "
             f"{len(group.blocks)} blocks was called by itself, or not with what came out of the one before: cut a "

@@ -22,11 +22,14 @@ class KeptCall:
 
     def __init__(self, function: Callable[..., Any], leaves: Sequence[Any], spec: TreeSpec) -> None:
         self.function, self.spec = function, spec
-        self.leaves = [_KeptTensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        kept = {id(leaf): _KeptTensor(leaf) for leaf in leaves if isinstance(leaf, Tensor)}
+        self.leaves = [kept[id(leaf)] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def arguments(self) -> Any:
         """Positional and keyword arguments; tensors have no history, but need a gradient where they did."""
-        leaves = [leaf.take() if isinstance(leaf, _KeptTensor) else leaf for leaf in self.leaves]
+        # one that was given twice is the same one again: attention asks whether its key is its query
+        taken = {leaf: leaf.take() for leaf in self.leaves if isinstance(leaf, _KeptTensor)}
+        leaves = [taken[leaf] if isinstance(leaf, _KeptTensor) else leaf for leaf in self.leaves]
         return tree_unflatten(leaves, self.spec)
 
 

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from labkit.memory.differing_runs import CheckpointError
+from labkit.memory.random_states import RandomStates
 from labkit.memory.saved_tensors import Held
 
 _ATEN = torch.ops.aten
@@ -75,6 +76,7 @@ class _Kept:
         if packets:
             raise TypeError(f"{packets[0]} is no single operation of ATen: give it as torch.ops.aten.mm.default.")
         self.outputs: dict[Any, list[Any]] = {}
+        self.drawn: dict[tuple[Any, int], RandomStates] = {}  # the random states after a call whose output is kept
         self.fetched: dict[Any, list[Any]] = {}
         # as autograd's own: what is around the checkpoint decides how tensors are kept
         hooks: Any = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -88,7 +90,12 @@ class _Kept:
             chosen = bool(self.policy(SelectiveCheckpointContext(False), operation, *args, **kwargs))
         elif not chosen:
             return
-        self.outputs.setdefault(operation, []).append(tree_map(self._pack, output) if chosen else None)
+        calls = self.outputs.setdefault(operation, [])
+        if chosen and torch.Tag.nondeterministic_seeded in operation.tags:
+            devices = {one.device for one in tree_leaves(output) if isinstance(one, Tensor)}
+            own = kwargs.get("generator")
+            self.drawn[operation, len(calls)] = RandomStates(devices, [] if own is None else [own])
+        calls.append(tree_map(self._pack, output) if chosen else None)
 
     def _pack(self, value: Any) -> Any:
         if not isinstance(value, Tensor):
@@ -169,5 +176,8 @@ class _Taking(TorchDispatchMode):
             number = self.calls[func] = self.calls.get(func, -1) + 1
             output = self.kept.take(func, number)
             if output is not None:
+                drawn = self.kept.drawn.get((func, number))
+                if drawn is not None:  # what is computed after it draws what it drew in forward
+                    drawn.put_back()
                 return output
         return func(*args, **(kwargs or {}))

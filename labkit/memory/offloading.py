@@ -47,6 +47,8 @@ class save_on_disk(saved_tensors_hooks):
     """
 
     def __init__(self, folder: str | os.PathLike[str] | None = None, *, min_bytes: int = 4096) -> None:
+        if folder is not None and not Path(folder).is_dir():
+            raise FileNotFoundError(f"save_on_disk: there is no folder {folder}: make it first, or name another one.")
         self._folder = tempfile.TemporaryDirectory(prefix="labkit-saved-", dir=folder)
         self._min_bytes = min_bytes
         self._files: weakref.WeakValueDictionary[tuple[Any, ...], _File] = weakref.WeakValueDictionary()
@@ -60,6 +62,8 @@ class save_on_disk(saved_tensors_hooks):
         return sum(file.nbytes for file in self._written)
 
     def _pack(self, tensor: Tensor) -> Any:
+        # a storage does not know that a view of it is conjugated or negated
+        tensor = tensor.resolve_conj().resolve_neg() if tensor.layout is torch.strided else tensor
         # views of a large storage take it whole, once; strides are kept
         storage = tensor.untyped_storage() if tensor.layout is torch.strided else None
         if storage is None or storage.nbytes() < self._min_bytes or _is_parameter(tensor):

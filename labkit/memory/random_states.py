@@ -23,6 +23,10 @@ class RandomStates:
             (generator, state) for generator, state in self.states if not torch.equal(state, generator.get_state())
         ]
 
+    def put_back(self) -> None:
+        """Set the generators to the states of then, for good."""
+        _set(self.states)
+
     @contextlib.contextmanager
     def set_back(self) -> Iterator[None]:
         """Inside, the generators are in the states of then; after it, in those of now."""

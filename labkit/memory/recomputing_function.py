@@ -27,15 +27,21 @@ class Call:
     def __init__(self, function: Callable[..., Any], args: Any, kwargs: Any) -> None:
         self.function = function
         self.leaves, self.spec = tree_flatten((tuple(args), dict(kwargs)))
-        self.places = [place for place, leaf in enumerate(self.leaves) if isinstance(leaf, Tensor)]
-        self.tensors = tuple(self.leaves[place] for place in self.places)
-        for place in self.places:
+        # a tensor that is given twice comes apart once, and is one and the same when it is put back
+        places: dict[int, list[int]] = {}
+        for place, leaf in enumerate(self.leaves):
+            if isinstance(leaf, Tensor):
+                places.setdefault(id(leaf), []).append(place)
+        self.places = list(places.values())
+        self.tensors = tuple(self.leaves[each[0]] for each in self.places)
+        for place in (place for each in self.places for place in each):
             self.leaves[place] = None
 
     def __call__(self, tensors: Any) -> Any:
         leaves = list(self.leaves)
-        for place, tensor in zip(self.places, tensors, strict=True):
-            leaves[place] = tensor
+        for places, tensor in zip(self.places, tensors, strict=True):
+            for place in places:
+                leaves[place] = tensor
         args, kwargs = tree_unflatten(leaves, self.spec)
         return self.function(*args, **kwargs)
 

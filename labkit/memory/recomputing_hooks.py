@@ -81,12 +81,14 @@ class Run:
 
     def recompute(self) -> None:
         """Run it again and put each saved tensor beside its ticket."""
-        tickets, count, number = self.tickets, len(self.tickets), 0
+        tickets, count, number, through = self.tickets, len(self.tickets), 0, False
         # a backward inside of the function asks before its forward is through: no further than that then
         stops = self.early_stop or self.is_forward
 
         def pack(tensor: Tensor) -> Held:
-            nonlocal number
+            nonlocal number, through
+            if through:  # the function has caught the end, and goes on
+                raise _Enough
             if number >= count:
                 raise CheckpointError(self._more(count))
             ticket = tickets[number]()
@@ -97,6 +99,7 @@ class Run:
                     self._check(ticket, tensor, number)
                 ticket.value = held
             if stops and number == count:
+                through = True
                 raise _Enough
             return held
 
@@ -105,8 +108,9 @@ class Run:
             with span("recomputation", "checkpoint"), torch.enable_grad(), self.surroundings.set_back():
                 with saved_tensors_hooks(pack, Held.unpack), self.in_recomputation:
                     self.call.function(*args, **kwargs)
-        except _Enough:
-            return
+        except BaseException:
+            if not through:  # TorchScript makes an error of its own of what is raised within
+                raise
         if self.checks and number < count:
             raise CheckpointError(self._fewer(number, count))
 

@@ -31,6 +31,9 @@ class Unknown:
     def __bool__(self) -> bool:
         raise TypeError("an unknown output is neither true nor false")
 
+    def __iter__(self) -> Any:  # or it would go by getitem, for ever
+        raise TypeError("nobody knows how long an unknown output is")
+
 
 _OPERATORS = (
     *("getitem", "neg", "pos", "abs", "invert", "eq", "ne", "lt", "le", "gt", "ge", "and", "or", "xor", "mod"),

@@ -4,6 +4,7 @@ Source: Micikevicius and others, Mixed Precision Training, ICLR 2018, arXiv:1710
 torch.autocast, operation by operation.
 """
 
+import copy
 import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -81,12 +82,17 @@ class autocast:
     def __exit__(self, *exception: Any) -> None:
         self._entered.pop().__exit__(*exception)
 
+    def _twin(self) -> "autocast":
+        twin = copy.copy(self)
+        twin._entered = []
+        return twin
+
     def __call__(self, function: _F) -> _F:
         """`function`, run inside of such a region."""
 
         @functools.wraps(function)
         def inside(*args: Any, **kwargs: Any) -> Any:
-            with self:
+            with self._twin():  # of each call its own: several threads may be in the function
                 return function(*args, **kwargs)
 
         return inside  # type: ignore[return-value]

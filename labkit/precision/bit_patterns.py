@@ -33,6 +33,10 @@ def encode(
     """
     if rounding not in ("nearest", "stochastic"):
         raise ValueError(f"encode: rounding is {rounding!r}; give 'nearest' or 'stochastic'")
+    if not isinstance(to, Format):
+        raise TypeError(f"encode: the format is {to!r}; give one of labkit.precision, such as BFLOAT16")
+    if not isinstance(values, Tensor):
+        raise TypeError(f"encode: values are a {type(values).__name__}; give a tensor of floating-point numbers")
     if not values.is_floating_point():
         raise ValueError(f"encode: values are {values.dtype}; give floating-point numbers")
     raw = values.detach().to(torch.float64).contiguous().view(torch.int64)
@@ -77,6 +81,8 @@ def _cut(significand: Tensor, lost: Tensor, rounding: str, generator: torch.Gene
 
 def decode(patterns: Tensor, form: Format) -> Tensor:
     """The numbers, float32, that these patterns (whole numbers from 0 to 2^bits - 1) are in the format."""
+    if patterns.is_floating_point():
+        raise ValueError(f"decode: patterns are {patterns.dtype}; give whole numbers, as encode() returns")
     patterns = patterns.to(torch.int64)
     if bool(((patterns < 0) | (patterns >= 1 << form.bits)).any()):
         raise ValueError(f"decode: a pattern of {form.name} is a whole number from 0 to 2^{form.bits} - 1")

@@ -38,13 +38,32 @@ class MasterWeights(Optimizer):
         if all(not isinstance(group, dict) for group in given):
             groups = [{"params": given}]
         self._pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for group in groups:
-            group["params"] = [self._master(parameter) for parameter in _listed(group["params"])]
-        self.optimizer = optimizer_class(groups, **defaults)
+        self.optimizer = optimizer_class([self._with_masters(group) for group in groups], **defaults)
         super().__init__(self.optimizer.param_groups, self.optimizer.defaults)
         self.param_groups, self.state = self.optimizer.param_groups, self.optimizer.state
 
-    def _master(self, parameter: torch.Tensor) -> torch.Tensor:
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group of parameters; those in 16 bits get masters."""
+        if any(
+            param_group is one for one in self.optimizer.param_groups
+        ):  # the groups of the optimizer inside, which has made them
+            super().add_param_group(param_group)
+        else:
+            self.optimizer.add_param_group(self._with_masters(param_group))
+
+    def _with_masters(self, group: dict[str, Any]) -> dict[str, Any]:
+        return {**group, "params": [self._master(parameter) for parameter in _listed(group["params"])]}
+
+    def _master(self, parameter: Any) -> torch.Tensor:
+        if not isinstance(parameter, torch.Tensor):
+            raise TypeError(
+                f"MasterWeights: got a {type(parameter).__name__} among the parameters; give tensors, such as "
+                "module.parameters()"
+            )
+        if any(parameter is one for one, _ in self._pairs):
+            raise ValueError(
+                f"MasterWeights: a parameter of shape {list(parameter.shape)} is given twice; give it once"
+            )
         if parameter.dtype not in (torch.bfloat16, torch.float16):
             return parameter
         master = Parameter(parameter.detach().to(torch.float32))

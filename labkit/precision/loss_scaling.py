@@ -31,6 +31,7 @@ class _Turn:
     unscaled: bool = False
     stepped: bool = False
     found_inf: bool = False
+    has_gradients: bool = False
 
 
 class GradScaler:
@@ -66,6 +67,8 @@ class GradScaler:
         *,
         groups: Iterable[AxisLike] = (),
     ) -> None:
+        if not isinstance(device, str):
+            raise ValueError(f"GradScaler: device is {device!r}; give 'cpu' or 'cuda', and the scale as init_scale")
         self._device, self._enabled = device, enabled
         self._scale, self._growth_tracker = _positive("init_scale", init_scale), 0
         self.set_growth_factor(growth_factor)
@@ -90,7 +93,8 @@ class GradScaler:
             # a tensor, not a number: a 16-bit loss becomes float32, in which 65536 times a loss still fits
             return outputs * torch.full((), self._scale, dtype=torch.float32, device=outputs.device)
         if isinstance(outputs, list | tuple):
-            return type(outputs)([self._times_scale(one) for one in outputs])
+            scaled = [self._times_scale(one) for one in outputs]
+            return type(outputs)(*scaled) if hasattr(outputs, "_fields") else type(outputs)(scaled)
         raise TypeError(f"GradScaler.scale: got {type(outputs).__name__}; give a tensor, or a list or tuple of tensors")
 
     def unscale_(self, optimizer: Optimizer) -> None:
@@ -106,7 +110,8 @@ class GradScaler:
             raise RuntimeError("GradScaler.unscale_: this optimizer has stepped already; unscale before step()")
         if turn.unscaled:
             raise RuntimeError("GradScaler.unscale_: called twice for this optimizer since the last update()")
-        turn.found_inf = self._agree(_unscale(optimizer, self._inverse()))
+        turn.has_gradients, found = _unscale(optimizer, self._inverse())
+        turn.found_inf = self._agree(found)
         turn.unscaled = True
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -123,6 +128,10 @@ class GradScaler:
             raise RuntimeError("GradScaler.step: called twice for this optimizer since the last update()")
         if not turn.unscaled:
             self.unscale_(optimizer)
+        if not turn.has_gradients and not self._groups:
+            raise RuntimeError(
+                "GradScaler.step: none of the optimizer's parameters has a gradient; call backward() before"
+            )
         turn.stepped = True
         return None if turn.found_inf else optimizer.step(*args, **kwargs)
 
@@ -234,6 +243,11 @@ class GradScaler:
             return
         if not state_dict:
             raise RuntimeError("GradScaler: the state is empty, as that of a scaler with enabled=False is: keep it out")
+        missing = [name for name in self.state_dict() if name not in state_dict]
+        if missing:
+            raise RuntimeError(
+                f"GradScaler: the state has no {missing[0]!r}; give what a scaler's state_dict() returned"
+            )
         self._scale = _positive("scale", state_dict["scale"])
         self.set_growth_factor(state_dict["growth_factor"])
         self.set_backoff_factor(state_dict["backoff_factor"])
@@ -241,8 +255,8 @@ class GradScaler:
         self._growth_tracker = int(state_dict["_growth_tracker"])
 
 
-def _unscale(optimizer: Optimizer, inverse: float) -> bool:
-    """Multiply all gradients of the optimizer; returns whether one was infinite or NaN before."""
+def _unscale(optimizer: Optimizer, inverse: float) -> tuple[bool, bool]:
+    """Multiply all gradients of the optimizer; returns whether there are any, and one was infinite or NaN before."""
     fetch: Callable[[], None] | None = getattr(optimizer, "fetch_gradients", None)
     if fetch is not None:  # master weights: the gradients are in the 16-bit parameters still
         fetch()
@@ -259,7 +273,7 @@ def _unscale(optimizer: Optimizer, inverse: float) -> bool:
             values = gradient._values() if gradient.is_sparse else gradient
             found = found or not all_finite(values)
             values.mul_(inverse)
-    return found
+    return bool(gradients), found
 
 
 def all_finite(values: torch.Tensor) -> bool:
@@ -275,6 +289,7 @@ def _float32(number: float) -> float:
 
 
 def _positive(name: str, number: float) -> float:
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"GradScaler: {name} is {number!r}; give a finite number above 0")
-    return _float32(number)
+    value = _float32(number) if isinstance(number, int | float) else math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"GradScaler: {name} is {number!r}; give a number above 0 that float32 can hold")
+    return value

@@ -38,6 +38,12 @@ class TrainConfig:
 
     dp: int = setting(1, "data-parallel ranks; under torchrun what remains of its ranks", "ranks", least=1)
     pp: int = setting(1, "pipeline stages", "ranks", least=1)
+    pp_schedule: str = setting(
+        "1f1b", "order in which pipeline stages work", choices=("naive", "gpipe", "1f1b", "zb-h1")
+    )
+    micro_batches: int = setting(
+        0, "micro-batches that the pipeline cuts a batch into; 0: four for each stage", "micro-batches", least=0
+    )
     tp: int = setting(1, "tensor-parallel ranks", "ranks", least=1)
     zero: int = setting(0, "ZeRO stage over the data-parallel ranks", choices=(0, 1, 2, 3))
     backend: str = setting("gloo", "gloo: compute on CPUs; nccl: one GPU for every rank", choices=("gloo", "nccl"))

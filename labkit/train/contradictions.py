@@ -2,7 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from labkit.train.pipeline_contradictions import refuse_with_stages
 from labkit.train.settings import ConfigError
+from labkit.train.tensor_contradictions import refuse_with_slices
 
 if TYPE_CHECKING:
     from labkit.train.config import TrainConfig
@@ -21,6 +23,14 @@ BELONGS = {
     "max_len": ("text", "tokens"),
     "dropout": ("text", "tokens"),
 }
+
+#: the policies that go by a name; a number is every so many blocks
+CHECKPOINTS = ("none", "sqrt", "selective")
+
+
+def policy_of(checkpoint: str) -> str | int:
+    """The policy that a setting such as "sqrt" or "2" stands for."""
+    return int(checkpoint) if checkpoint.isdecimal() else checkpoint
 
 
 def refuse_contradictions(config: "TrainConfig") -> None:
@@ -46,6 +56,16 @@ def refuse_contradictions(config: "TrainConfig") -> None:
             f"batch_size={config.batch_size} is the global batch, too small for dp={config.dp} ranks: give a "
             "sample for each at least"
         )
+    if config.accumulate > config.batch_size // config.dp:
+        raise ConfigError(
+            f"accumulate={config.accumulate} is more than the {config.batch_size // config.dp} samples of a rank's "
+            f"share of batch_size={config.batch_size}: give a smaller number, or a larger batch"
+        )
+    policy = policy_of(config.checkpoint)
+    if policy not in CHECKPOINTS and not (isinstance(policy, int) and policy > 0):
+        raise ConfigError(
+            f"checkpoint={config.checkpoint} must be one of {', '.join(CHECKPOINTS)}, or a number of blocks from 1"
+        )
     for name in ("snapshot_every", "resume"):
         if getattr(config, name) and not config.folder:
             raise ConfigError(f"{name} needs a folder for the snapshots: give folder=PATH")
@@ -59,18 +79,10 @@ def _refuse_unavailable(config: "TrainConfig") -> None:
     if len(several) > 1:
         raise ConfigError(f"{' and '.join(several)} together are not available yet: give one of them")
     if config.pp > 1:
-        raise ConfigError(f"pp={config.pp}: pipeline parallelism is not available yet; give pp=1")
+        refuse_with_stages(config)
+    elif config.micro_batches or config.pp_schedule != "1f1b":
+        raise ConfigError("micro_batches and pp_schedule belong to a pipeline: give pp too, or leave them out")
     if config.tp > 1:
-        raise ConfigError(f"tp={config.tp}: tensor parallelism is not available yet; give tp=1")
-    if config.zero:
-        raise ConfigError(f"zero={config.zero}: ZeRO is not available yet; give zero=0")
-    if config.precision in ("bfloat16", "float16"):
-        raise ConfigError(f"precision={config.precision} is not available yet; give float32 or float64")
-    if config.accumulate > 1:
-        raise ConfigError(
-            f"accumulate={config.accumulate}: gradient accumulation is not available yet; give accumulate=1"
-        )
-    if config.checkpoint != "none":
-        raise ConfigError(
-            f"checkpoint={config.checkpoint}: gradient checkpointing is not available yet; give checkpoint=none"
-        )
+        refuse_with_slices(config)
+    if config.zero and config.pp > 1:
+        raise ConfigError(f"zero={config.zero} and pp={config.pp} together are not available yet: give one of them")

@@ -9,7 +9,8 @@ from torch.optim import Optimizer
 from labkit.collectives import ReduceOp, all_reduce
 from labkit.mesh import as_axis
 from labkit.mesh.axes import AxisLike
-from labkit.parallel import DistributedDataParallel
+from labkit.parallel import DistributedDataParallel, SyncBatchNorm
+from labkit.train.computing import Computing
 from labkit.train.strategies import Strategy
 from labkit.train.workloads import Workload
 
@@ -23,12 +24,13 @@ class DataParallel(Strategy):
         make_optimizer: Callable[[Iterable[Parameter]], Optimizer],
         device: torch.device,
         *,
+        computing: Computing | None = None,
         axis: AxisLike = None,
         find_unused_parameters: bool = False,
     ) -> None:
         self.axis, self.find_unused_parameters = as_axis(axis), find_unused_parameters
         self.shares, self.share = self.axis.size, self.axis.coordinate
-        super().__init__(workload, make_optimizer, device)
+        super().__init__(workload, make_optimizer, device, computing=computing)
 
     def prepare(self) -> None:
         """All ranks start from the first one's parameters and buffers."""
@@ -36,6 +38,7 @@ class DataParallel(Strategy):
             self.model, process_group=self.axis, find_unused_parameters=self.find_unused_parameters
         )
         self.network = self.wrapper
+        self.in_step = any(isinstance(module, SyncBatchNorm) for module in self.model.modules())
 
     def synchronise_buffers(self) -> None:
         self.wrapper.broadcast_buffers()

@@ -1,5 +1,6 @@
 """The training loop, one for every strategy: it reads the batches, weighs the loss, steps, evaluates and saves."""
 
+import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +20,8 @@ from labkit.train.results import Evaluation, TrainResult
 from labkit.train.schedules import learning_rate_factor
 from labkit.train.settings import ConfigError
 from labkit.train.stopping import StopRequest
-from labkit.train.strategies import Strategy, Sums
+from labkit.train.strategies import Strategy
+from labkit.train.sums import Sums
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Step:
     learning_rate: float
     gradient_norm: float | None
     samples: int
+    loss_scale: float | None = None
+    stepped: bool = True
     seconds: float = 0.0
 
 
@@ -52,7 +56,7 @@ class Loop:
         self.train = self._batches(strategy.workload.train, shuffle=True, workers=config.workers)
         self.test = self._batches(strategy.workload.test, shuffle=False, workers=config.workers)
         self.epoch = self.position = self.step = 0
-        resuming.seed_rank(config.seed, rank)
+        resuming.seed_rank(config.seed, 0 if strategy.same_random_numbers else rank)
         self._resume()
         per_epoch = self.train.steps_from(0)
         self.total = config.steps or config.epochs * per_epoch
@@ -103,8 +107,9 @@ class Loop:
             self.progress.close()
         self.result.step, self.result.epoch = self.step, self.epoch
         self.strategy.synchronise_buffers()
+        state = self.strategy.full_state()  # all ranks together, where it has to be gathered
         if self.rank == 0:
-            self.result.state_dict = self.strategy.full_state()
+            self.result.state_dict = state
         return self.result
 
     def steps(self) -> Iterator[Step]:
@@ -134,12 +139,14 @@ class Loop:
         scale = strategy.shares / global_weight if counts and global_weight else 0.0
         sums = strategy.forward_backward(inputs, targets, scale)
         norm = strategy.clip(config.clip) if config.clip else None
-        strategy.step()
+        loss_scale = strategy.scaler.get_scale() if strategy.scaler is not None else None
+        stepped = strategy.step()
         loss, correct, _, samples = self._total(sums if counts else Sums())
         self.step += 1
         self.position = min(self.position + config.batch_size, len(self.train.data))
         per = max(global_weight, 1)
-        return Step(self.step, loss / per, correct / per, config.learning_rate * factor, norm, int(samples))
+        rate = config.learning_rate * factor
+        return Step(self.step, loss / per, correct / per, rate, norm, int(samples), loss_scale, stepped)
 
     def _total(self, sums: Sums) -> list[float]:
         return self.strategy.sum_over_ranks([sums.loss, sums.correct, sums.weight, sums.samples])
@@ -153,7 +160,12 @@ class Loop:
         values = {"loss": done.loss, "accuracy": done.accuracy, "learning_rate": done.learning_rate}
         if done.gradient_norm is not None:
             result.gradient_norms.append(done.gradient_norm)
-            values["gradient_norm"] = done.gradient_norm
+            if math.isfinite(done.gradient_norm):  # not so where the step was skipped; and JSON has no such numbers
+                values["gradient_norm"] = done.gradient_norm
+        if done.loss_scale is not None:
+            result.loss_scales.append(done.loss_scale)
+            result.skipped += not done.stepped
+            values["loss_scale"] = done.loss_scale
         values["samples_per_second"] = done.samples / done.seconds
         self.metrics.write("train", done.step, epoch=self.epoch, **values)
         self.progress.step(done.step, done.samples, done.loss, done.accuracy)
@@ -179,8 +191,9 @@ class Loop:
             strategy.synchronise_buffers()
             strategy.model.eval()
             for inputs, targets, counts in self.test.epoch(0):
-                if counts:
+                if counts or strategy.in_step:
                     sums = strategy.evaluate(inputs.to(strategy.device), targets.to(strategy.device))
+                if counts:
                     mine = [sums.loss, sums.correct, sums.weight, sums.samples]
                     total = [a + b for a, b in zip(total, mine, strict=True)]
             strategy.model.train()

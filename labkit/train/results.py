@@ -24,6 +24,8 @@ class TrainResult:
         accuracies: the share of right answers in each step, 0 to 1.
         learning_rates: the learning rate of each step.
         gradient_norms: the norm of the gradients before clipping, where they are clipped.
+        loss_scales: what the loss was multiplied by in each step, where it is scaled.
+        skipped: how many steps of this call were left out, since a scaled gradient was infinite.
         evaluations: one for each evaluation in this call.
         first_step: how many steps were done before, from a snapshot; 0 for a new run.
         step: how many steps are done in all.
@@ -40,6 +42,8 @@ class TrainResult:
     accuracies: list[float] = field(default_factory=list, repr=False)
     learning_rates: list[float] = field(default_factory=list, repr=False)
     gradient_norms: list[float] = field(default_factory=list, repr=False)
+    loss_scales: list[float] = field(default_factory=list, repr=False)
+    skipped: int = 0
     evaluations: list[Evaluation] = field(default_factory=list)
     first_step: int = 0
     step: int = 0
@@ -68,6 +72,8 @@ class TrainResult:
             words.append(f"loss {self.losses[-1]:.4f}")
         if self.evaluations:
             words.append(f"test accuracy {self.evaluations[-1].accuracy:.2%}")
+        if self.skipped:
+            words.append(f"{self.skipped} of them skipped by the scaler")
         if self.stopped:
             words.append(f"stopped by {self.stopped}")
         return ", ".join(words)

@@ -1,4 +1,4 @@
-"""Saving a run, and going on from where it was: model, optimizer, place in the data, random numbers."""
+"""Saving a run, and going on from where it was: model, optimizer, scaler, place in the data, random numbers."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from labkit.train.strategies import Strategy
 #: settings that may be others when a run goes on: they don't change what was learned so far
 FREE = {
     "steps", "epochs", "dp", "pp", "tp", "zero", "backend", "timeout", "workers", "eval_every", "snapshot_every",
-    "test_limit", "folder", "data_folder", "resume", "progress",
+    "accumulate", "checkpoint", "pp_schedule", "micro_batches", "test_limit", "folder", "data_folder", "resume",
+    "progress",
 }  # fmt: skip
 
 
@@ -37,12 +38,13 @@ def snapshots_in(config: TrainConfig) -> Path:
 def save(config: TrainConfig, strategy: Strategy, step: int, data: dict[str, Any]) -> Path:
     """Save the state after `step` steps; all ranks call it together. `data` is the place in the data."""
     strategy.synchronise_buffers()
-    moments, settings = optimizer_tensors(strategy.optimizer, strategy.stepped())
+    moments, settings = optimizer_tensors(strategy.snapshot_optimizer, strategy.stepped())
+    scaler = {} if strategy.scaler is None else strategy.scaler.state_dict()
     return save_snapshot(
         snapshots_in(config),
         step,
         tensors=module_tensors(strategy.model) | moments,
-        state={"optimizer": settings, "data": data, "config": dict(config.as_dict())},
+        state={"optimizer": settings, "scaler": scaler, "data": data, "config": dict(config.as_dict())},
         rank_state=random_states(),
     )
 
@@ -75,15 +77,19 @@ def find(config: TrainConfig) -> Snapshot | None:
 def restore(snapshot: Snapshot, strategy: Strategy, seed: int) -> dict[str, Any]:
     """Put the state of the snapshot into the strategy's model and optimizer; returns the place in the data.
 
-    With as many ranks as it was saved by, each goes on with its own random numbers; else with new ones.
+    With as many ranks as it was saved by, each goes on with its own random numbers; else, or where ranks that must draw
+    the same did not before, with new ones.
     """
     load_module(strategy.model, snapshot)
-    load_optimizer(strategy.optimizer, strategy.stepped(), snapshot, snapshot.state["optimizer"])
+    load_optimizer(strategy.snapshot_optimizer, strategy.stepped(), snapshot, snapshot.state["optimizer"])
+    if strategy.scaler is not None:
+        strategy.scaler.load_state_dict(snapshot.state["scaler"])
     rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-    if snapshot.world_size == world_size:
+    shared_before = snapshot.state["config"].get("tp", 1) > 1
+    if snapshot.world_size == world_size and shared_before == strategy.same_random_numbers:
         set_random_states(snapshot.rank_state(rank))
     else:
-        seed_rank(seed, rank, snapshot.step)
+        seed_rank(seed, 0 if strategy.same_random_numbers else rank, snapshot.step)
     data: dict[str, Any] = snapshot.state["data"]
     return data
 

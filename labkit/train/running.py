@@ -17,19 +17,25 @@ import torch.distributed as dist
 
 from labkit.collectives.settings import configure
 from labkit.data.errors import DataError
+from labkit.memory import checkpoint_blocks
 from labkit.ranks import RankError, Ranks
 from labkit.ranks.output import is_live
 from labkit.record import set_rank
+from labkit.train.computing import Computing
 from labkit.train.config import TrainConfig
+from labkit.train.contradictions import policy_of
 from labkit.train.data_parallel import DataParallel
 from labkit.train.loop import Loop
 from labkit.train.optimizers import optimizer_maker
+from labkit.train.pipeline import PipelineParallel
 from labkit.train.results import TrainResult
 from labkit.train.settings import ConfigError
 from labkit.train.snapshot_exchange import SnapshotError
 from labkit.train.stopping import StopRequest, listening
 from labkit.train.strategies import Strategy
+from labkit.train.tensor import TensorParallel
 from labkit.train.workloads import make_workload
+from labkit.train.zero import ShardedModel, ShardedOptimizer
 
 _LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # what torchrun sets for each process
 
@@ -75,9 +81,26 @@ def make_strategy(config: TrainConfig, rank: int = 0) -> Strategy:
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
         torch.cuda.set_device(device)
     workload, maker = make_workload(config), optimizer_maker(config)
+    computing = Computing(config.precision, config.accumulate)
+    if config.pp > 1:
+        return PipelineParallel(
+            workload,
+            maker,
+            device,
+            computing=computing,
+            schedule=config.pp_schedule,
+            micro_batches=config.micro_batches,
+            checkpoint=policy_of(config.checkpoint),
+        )
+    checkpoint_blocks(workload.model, policy_of(config.checkpoint))
+    if config.tp > 1:
+        return TensorParallel(workload, maker, device, computing=computing)
     if config.world_size == 1:
-        return Strategy(workload, maker, device)
-    return DataParallel(workload, maker, device)
+        return Strategy(workload, maker, device, computing=computing)
+    if config.zero:
+        kind = ShardedModel if config.zero == 3 else ShardedOptimizer
+        return kind(workload, maker, device, stage=config.zero, computing=computing)
+    return DataParallel(workload, maker, device, computing=computing)
 
 
 def _on_new_ranks(config: TrainConfig, request: StopRequest) -> TrainResult:

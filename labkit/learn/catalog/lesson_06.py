@@ -101,6 +101,12 @@ def _whole_batch(outcome: Outcome) -> Finding:
         (sum(sums) / len(rows), _("divided by the number of micro-batches, and not by that of samples")),
         (sums[-1] / rows[-1], _("only the last micro-batch counts: what is between them that clears gradients?")),
         (sums[-1] / sum(rows), _("only the last micro-batch counts: what is between them that clears gradients?")),
+        (sum(means) / sum(rows), _("each mean is divided once more by all samples: add sums, not means")),
+        (sum(sums[:-1], torch.zeros_like(truth)) / max(1, sum(rows[:-1])), _("the last micro-batch is left out")),
+        (
+            sum(one / sum(rows[: number + 1]) for number, one in enumerate(sums)),
+            _("divided by the samples seen so far: count those of all micro-batches before the first forward"),
+        ),
         (torch.zeros_like(truth), _("there is no gradient at all: is backward called?")),
     ]
     cause = next((words for one, words in causes if torch.allclose(found, one, rtol=1e-4, atol=1e-6)), "")
@@ -164,6 +170,21 @@ def one_backward_for_all(module: Any, micro_batches: list[tuple[Any, Any]]) -> N
     sum(_loss(module, part, "sum") for part in micro_batches).div(_rows(micro_batches)).backward()
 
 
+def means_over_all(module: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    for part in micro_batches:
+        (_loss(module, part) / _rows(micro_batches)).backward()
+
+
+def leaves_out_the_last(module: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    for part in micro_batches[:-1]:
+        (_loss(module, part, "sum") / _rows(micro_batches[:-1])).backward()
+
+
+def counts_as_it_goes(module: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    for number, part in enumerate(micro_batches):
+        (_loss(module, part, "sum") / _rows(micro_batches[: number + 1])).backward()
+
+
 def the_whole_batch_at_once(module: Any, micro_batches: list[tuple[Any, Any]]) -> None:
     import torch
 
@@ -203,6 +224,9 @@ register(
             WrongAnswer("divides nothing", divides_nothing, "equality", "not divided by the number of samples"),
             WrongAnswer("as large as the first", as_large_as_the_first, "equality", "as large as the first"),
             WrongAnswer("clears in between", clears_in_between, "equality", "only the last micro-batch counts"),
+            WrongAnswer("means over all samples", means_over_all, "equality", "add sums, not means"),
+            WrongAnswer("leaves out the last", leaves_out_the_last, "equality", "is left out"),
+            WrongAnswer("counts as it goes", counts_as_it_goes, "equality", "seen so far"),
             WrongAnswer("one backward for all", one_backward_for_all, "memory", "alive at once"),
             WrongAnswer("the whole batch at once", the_whole_batch_at_once, "memory", "alive at once"),
         ),
@@ -218,6 +242,7 @@ CASES = (
     (1000, 400, 10, 60),
     (1000, 400, 7, 100),
     (16_000, 15_000, 1000, 8),
+    (1250, 1000, 100, 5),
 )
 NAMES = ("memory_bytes", "state_bytes", "bytes_per_sample", "batch_size")
 
@@ -236,6 +261,10 @@ def case_2(rank: int, world_size: int) -> tuple[int, ...]:
 
 def case_3(rank: int, world_size: int) -> tuple[int, ...]:
     return CASES[3]
+
+
+def case_4(rank: int, world_size: int) -> tuple[int, ...]:
+    return CASES[4]
 
 
 def a_count(function: Callable[..., Any], *given: int) -> int:
@@ -258,17 +287,26 @@ def _fits(outcome: Outcome) -> Finding:
         return Finding(True)
     largest = -(-batch_size // said) if said > 0 else batch_size
     needs = state + largest * per_sample
-    told = _("{k} micro-batches: the largest has {rows} samples, so {needs} bytes of {memory}").format(
+    told = _("k = {k}: the largest has {rows} samples, so {needs} bytes of {memory}").format(
         k=said, rows=largest, needs=write_number(float(needs)), memory=write_number(float(memory))
     )
-    wanted = _("{k} micro-batches").format(k=right)
-    if said < 1 or needs > memory:
-        if said == max(1, batch_size * per_sample // (memory - state)):
+    wanted = _("k = {k}").format(k=right)
+    if said < 1:
+        return Finding(False, wanted, _("k = {k}").format(k=said), _("a batch is one micro-batch at least"))
+    if needs > memory:
+        if said == -(-batch_size * per_sample // (memory - state)):
+            cause = _("it does not fit: a sample can't be cut, so how many whole ones fit beside the state?")
+        elif state + batch_size // said * per_sample <= memory:
+            cause = _("it does not fit: where k doesn't divide the batch, the largest has one sample more: round up")
+        elif said == max(1, batch_size * per_sample // (memory - state)):
             cause = _("it does not fit: round up, where it doesn't divide")
         else:
             cause = _("it does not fit: what is held whatever the batch is not divided by k, nor is it nothing")
         return Finding(False, wanted, told, cause)
-    return Finding(False, wanted, told, _("it fits, and fewer would do too: is the state counted once for each?"))
+    if said == (memory - state) // per_sample:
+        return Finding(False, wanted, told, _("that is how many samples fit at a time, not how many micro-batches"))
+    cause = _("it fits, and fewer would do too: k need not divide the batch, and no byte need be left over")
+    return Finding(False, wanted, told, cause)
 
 
 def forgets_the_state(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
@@ -285,6 +323,28 @@ def divides_the_state_too(memory_bytes: int, state_bytes: int, bytes_per_sample:
 
 def one_sample_each(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
     return batch_size
+
+
+def whole_samples_forgotten(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
+    return -(-batch_size * bytes_per_sample // (memory_bytes - state_bytes))
+
+
+def doubles(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
+    k = 1
+    while state_bytes + -(-batch_size // k) * bytes_per_sample > memory_bytes:
+        k *= 2
+    return k
+
+
+def samples_that_fit(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
+    return (memory_bytes - state_bytes) // bytes_per_sample
+
+
+def the_smallest_one(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> int:
+    k = 1
+    while state_bytes + batch_size // k * bytes_per_sample > memory_bytes:
+        k += 1
+    return k
 
 
 def gives_a_fraction(memory_bytes: int, state_bytes: int, bytes_per_sample: int, batch_size: int) -> float:
@@ -312,13 +372,17 @@ register(
                 ),
                 inputs=inputs, drive=a_count, input_names=NAMES,
             )
-            for case, inputs in zip(CASES, (case_0, case_1, case_2, case_3), strict=True)
+            for case, inputs in zip(CASES, (case_0, case_1, case_2, case_3, case_4), strict=True)
         ),
         wrong_answers=(
             WrongAnswer("forgets the state", forgets_the_state, "count", "is not divided by k"),
             WrongAnswer("rounds down", rounds_down, "count", "round up"),
             WrongAnswer("divides the state too", divides_the_state_too, "count", "is not divided by k"),
             WrongAnswer("one sample each", one_sample_each, "count", "fewer would do"),
+            WrongAnswer("cuts samples", whole_samples_forgotten, "count", "a sample can't be cut"),
+            WrongAnswer("doubles k until it fits", doubles, "count", "need not divide the batch"),
+            WrongAnswer("samples that fit", samples_that_fit, "count", "not how many micro-batches"),
+            WrongAnswer("looks at the smallest", the_smallest_one, "count", "one sample more"),
             WrongAnswer("gives a fraction", gives_a_fraction, "type", ""),
         ),
     )

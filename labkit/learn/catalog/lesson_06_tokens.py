@@ -122,6 +122,9 @@ def _equal(outcome: Outcome) -> Finding:
                   "forward, so the last micro-batch's forward must not run inside no_sync")  # fmt: skip
     elif apart and _mixes(found, early, last):
         words = _("the ranks hold different gradients: only the last micro-batch's was averaged, the others' were not")
+    elif apart and _mixes(found, sums[rank][-1], sum(all_sums) - sum(mine[-1] for mine in sums)):
+        words = _("the ranks hold different gradients: all micro-batches but the last were averaged; it is the other "
+                  "way round, all but the last run inside no_sync")  # fmt: skip
     elif not apart and is_a_multiple(sum(mine[-1] for mine in sums)):
         words = _("only the last micro-batch counts")
     elif is_a_multiple(truth):
@@ -129,7 +132,7 @@ def _equal(outcome: Outcome) -> Finding:
         words = _("it is {factor:.3g} times as long as it should be").format(factor=factor)
         if abs(factor - total / size) < 1e-3 * factor or abs(factor - total) < 1e-3 * factor:
             words += _(": the loss is not divided")
-        elif abs(factor - total / (PARTS * 2 * LENGTH * size)) < 1e-3 * factor:
+        elif any(abs(factor - total / (PARTS * 2 * some * size)) < 1e-3 * factor for some in (1, LENGTH)):
             words += _(": samples or places are counted, not the tokens that are valid")
         elif abs(factor - 1 / size) < 1e-3 * factor:
             words += _(": multiply by the number of ranks, by which the wrapper divides")
@@ -157,8 +160,10 @@ def _reduced_once(outcome: Outcome) -> Finding:
         times = sum(span.name == "all_reduce" and span.details["bytes"] == nbytes for span in one.record.events)
         if times != 1:
             cause = _("every backward reduces: run all micro-batches but the last inside wrapper.no_sync()")
+            if times == 0:
+                cause = _("the gradients were not reduced together: leave it to the wrapper, in the last backward")
             measured = _("rank {rank}: {times}").format(rank=one.rank, times=times)
-            return Finding(False, _("one all-reduce of all gradients"), measured, cause if times > 1 else "")
+            return Finding(False, _("one all-reduce of all gradients"), measured, cause)
     return Finding(True)
 
 
@@ -231,6 +236,26 @@ def reduces_every_time(wrapper: Any, micro_batches: list[tuple[Any, Any]]) -> No
     accumulates(wrapper, micro_batches, ranks() / everyones(tokens_in(micro_batches)), forward_in=0, backward_in=0)
 
 
+def counts_samples(wrapper: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    samples = sum(len(targets) for _, targets in micro_batches)
+    accumulates(wrapper, micro_batches, ranks() / everyones(samples))
+
+
+def quiet_in_the_last(wrapper: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    factor = ranks() / everyones(tokens_in(micro_batches))
+    accumulates(wrapper, micro_batches[:-1], factor, forward_in=0, backward_in=0)
+    accumulates(wrapper, micro_batches[-1:], factor)
+
+
+def reduces_by_hand(wrapper: Any, micro_batches: list[tuple[Any, Any]]) -> None:
+    from labkit import collectives
+
+    factor = ranks() / everyones(tokens_in(micro_batches))
+    accumulates(wrapper, micro_batches, factor, forward_in=PARTS, backward_in=PARTS)
+    for parameter in wrapper.module.parameters():
+        collectives.all_reduce(parameter.grad.div_(ranks()))
+
+
 def clears_in_between(wrapper: Any, micro_batches: list[tuple[Any, Any]]) -> None:
     factor = ranks() / everyones(tokens_in(micro_batches))
     for part in micro_batches:
@@ -275,6 +300,9 @@ register(
             WrongAnswer("counts places", counts_places, "equality", "not the tokens that are valid"),
             WrongAnswer("forgets the ranks", forgets_the_ranks, "equality", "multiply by the number of ranks"),
             WrongAnswer("clears in between", clears_in_between, "equality", "only the last micro-batch counts"),
+            WrongAnswer("counts samples", counts_samples, "equality", "not the tokens that are valid"),
+            WrongAnswer("quiet in the last one only", quiet_in_the_last, "equality", "the other way round"),
+            WrongAnswer("reduces by hand", reduces_by_hand, "reductions", "leave it to the wrapper"),
             WrongAnswer("reduces every time", reduces_every_time, "reductions", "inside wrapper.no_sync()"),
         ),
     )

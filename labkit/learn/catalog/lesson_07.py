@@ -1,6 +1,7 @@
 """Lesson 07: a number in bfloat16, and the scaler's update."""
 
 import math
+import operator
 import struct
 from collections.abc import Callable
 from typing import Any
@@ -42,9 +43,13 @@ def each_number(function: Callable[..., Any], numbers: tuple[float, ...]) -> lis
     patterns = []
     for number in numbers:
         pattern = function(number)
-        if not isinstance(pattern, int) or isinstance(pattern, bool):
+        try:  # NumPy's whole numbers are as good
+            whole = operator.index(pattern)
+        except TypeError:
+            whole = None
+        if whole is None or isinstance(pattern, bool):
             raise Nonsense(describe(pattern), _("a whole number, the 16 bits"))
-        patterns.append(pattern)
+        patterns.append(whole)
     return patterns
 
 
@@ -90,6 +95,10 @@ def takes_float16(number: float) -> int:
         return 0xFC00 if number < 0 else 0x7C00
 
 
+def rounds_away_from_zero(number: float) -> int:
+    return (float32_bits(number) + 0xFFFF) >> 16
+
+
 def makes_subnormals_zero(number: float) -> int:
     return truth(number if abs(number) >= 2.0**-126 else math.copysign(0.0, number))
 
@@ -101,6 +110,7 @@ def _bits_cause(numbers: tuple[float, ...], found: list[int]) -> str:
         (truncates, _("the lower 16 bits are cut off, where they should decide about rounding up")),
         (rounds_half_up, _("exactly halfway it goes up; it should go to the neighbour whose last bit is 0")),
         (rounds_half_down, _("exactly halfway it goes down; it should go to the neighbour whose last bit is 0")),
+        (rounds_away_from_zero, _("it always goes away from zero, where the nearest may lie on the other side")),
         (forgets_the_sign, _("the sign is lost")),
         (swaps_the_bytes, _("the two bytes are the wrong way round")),
         (takes_float16, _("that is float16, with 5 bits of exponent; bfloat16 has the 8 of float32")),
@@ -148,6 +158,7 @@ register(
             WrongAnswer("cuts off", truncates, "bits", "cut off"),
             WrongAnswer("rounds half up", rounds_half_up, "bits", "goes up"),
             WrongAnswer("rounds half down", rounds_half_down, "bits", "goes down"),
+            WrongAnswer("rounds away from zero", rounds_away_from_zero, "bits", "always goes away from zero"),
             WrongAnswer("forgets the sign", forgets_the_sign, "bits", "sign is lost"),
             WrongAnswer("swaps the bytes", swaps_the_bytes, "bits", "wrong way round"),
             WrongAnswer("takes float16", takes_float16, "bits", "that is float16"),
@@ -178,7 +189,8 @@ def scales_of(function: Callable[..., Any], course: tuple[bool, ...]) -> list[fl
     scale, clean, scales = 1024.0, 0, []
     for overflow in course:
         answer = function(scale, clean, overflow, INTERVAL)
-        if not isinstance(answer, tuple) or len(answer) != 2:
+        numbers = isinstance(answer, tuple | list) and all(isinstance(one, int | float) for one in answer)
+        if not numbers or len(answer) != 2:
             raise Nonsense(describe(answer), _("two numbers: the scale, and the clean steps since it changed"))
         scale, clean = answer
         scales.append(float(scale))
@@ -215,6 +227,15 @@ def starts_over(scale: float, clean: int, overflow: bool, interval: int) -> tupl
     return (1.0, 0) if overflow else right_update(scale, clean, overflow, interval)
 
 
+def swaps_the_two(scale: float, clean: int, overflow: bool, interval: int) -> tuple[float, float]:
+    new, count = right_update(scale, clean, overflow, interval)
+    return count, new
+
+
+def halves_and_counts(scale: float, clean: int, overflow: bool, interval: int) -> tuple[float, int]:
+    return (scale / 2, 1) if overflow else right_update(scale, clean, overflow, interval)
+
+
 def _scales_cause(course: tuple[bool, ...], found: list[float]) -> str:
     slips: tuple[tuple[Callable[..., Any], str], ...] = (
         (keeps_counting_after_an_overflow, _("an overflow ends the row of clean steps: their count begins anew")),
@@ -222,6 +243,8 @@ def _scales_cause(course: tuple[bool, ...], found: list[float]) -> str:
         (grows_ever_after, _("after growing, the count begins anew; else it grows in every step")),
         (never_shrinks, _("an overflow means that the scale is too large: halve it")),
         (starts_over, _("after an overflow it is halved, and does not begin from 1")),
+        (swaps_the_two, _("the two numbers are the wrong way round: first the scale, then the count")),
+        (halves_and_counts, _("the step with the overflow is not a clean one: the count begins at 0")),
     )
     return next((words for slip, words in slips if scales_of(slip, course) == found), "")
 
@@ -260,6 +283,8 @@ register(
             WrongAnswer("grows ever after", grows_ever_after, "scales", "in every step"),
             WrongAnswer("never shrinks", never_shrinks, "scales", "halve it"),
             WrongAnswer("starts over", starts_over, "scales", "does not begin from 1"),
+            WrongAnswer("swaps the two", swaps_the_two, "scales", "first the scale"),
+            WrongAnswer("counts the overflow", halves_and_counts, "scales", "not a clean one"),
         ),
     )
 )  # fmt: skip

@@ -40,7 +40,8 @@ def prepared(function: Callable[..., Any], gradients: list[Any], scale: float, m
 
     gradients = [gradient.clone() for gradient in gradients]
     answer = function(gradients, scale, max_norm)
-    if answer is not None and not isinstance(answer, list):
+    tensors = isinstance(answer, tuple | list) and all(isinstance(one, torch.Tensor) for one in answer)
+    if answer is not None and not tensors:
         raise Nonsense(describe(answer), _("nothing: change the gradients in place; or a list of gradients"))
     return torch.cat([one.flatten() for one in (gradients if answer is None else answer)])
 
@@ -87,12 +88,28 @@ def clips_each_by_itself(gradients: list[Any], scale: float, max_norm: float) ->
         _clip([gradient], max_norm)
 
 
+def multiplies(gradients: list[Any], scale: float, max_norm: float) -> None:
+    _unscale(gradients, 1 / scale)
+    _clip(gradients, max_norm)
+
+
+def clamps_each_number(gradients: list[Any], scale: float, max_norm: float) -> None:
+    _unscale(gradients, scale)
+    for gradient in gradients:
+        gradient.clamp_(-max_norm, max_norm)
+
+
 def always_stretches(gradients: list[Any], scale: float, max_norm: float) -> None:
     import torch
 
     norm = torch.cat([one.flatten() for one in gradients]).norm().item()
     for gradient in gradients:
         gradient.mul_(max_norm / norm)
+
+
+def makes_new_ones(gradients: list[Any], scale: float, max_norm: float) -> None:
+    gradients = [gradient / scale for gradient in gradients]
+    _clip(gradients, max_norm)
 
 
 def _cause(inputs: tuple[Any, ...], found: Any) -> str:
@@ -104,6 +121,9 @@ def _cause(inputs: tuple[Any, ...], found: Any) -> str:
         (leaves_the_scale, _("a gradient within the limit is as long as the limit: never divided by the scale, or "
                              "stretched where it should be left alone")),
         (never_clips, _("nothing is clipped")),
+        (clamps_each_number, _("each number is cut off by itself, which turns the gradient; its length is limited")),
+        (makes_new_ones, _("they are as they came: change the tensors themselves (div_, mul_), "
+                           "or return the new ones")),
         (unscales_twice, _("divided by the scale twice")),
         (clips_each_by_itself, _("each gradient is clipped by itself: the limit is for all of them together")),
     )  # fmt: skip
@@ -152,6 +172,9 @@ register(
             WrongAnswer("never clips", never_clips, "gradients", "nothing is clipped"),
             WrongAnswer("unscales twice", unscales_twice, "gradients", "twice"),
             WrongAnswer("clips each by itself", clips_each_by_itself, "gradients", "by itself"),
+            WrongAnswer("multiplies by the scale", multiplies, "gradients", "never divided"),
+            WrongAnswer("clamps each number", clamps_each_number, "gradients", "cut off by itself"),
+            WrongAnswer("makes new ones", makes_new_ones, "gradients", "as they came"),
             WrongAnswer("always stretches", always_stretches, "gradients", "stretched"),
         ),
     )

@@ -1,5 +1,6 @@
 """Lesson 08: a checkpoint written as an autograd function, and one whose dropout draws the same mask again."""
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -26,19 +27,22 @@ def network(dropout: float) -> nn.Module:
         return nn.Sequential(*layers, nn.Linear(HIDDEN, WIDTH))
 
 
-def step(call: Call, dropout: float) -> dict[str, Any]:
-    """What a step through `call(function, x)` gives, holds and leaves."""
+def step(call: Call, dropout: float, *, watched: bool = False) -> dict[str, Any]:
+    """What a step through `call(function, x)` gives and leaves; if `watched` what it holds, too.
+
+    Apart, since autograd gives another tensor back where a ledger watches what it saves, and not x itself.
+    """
     net = network(dropout)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(80)
         x = torch.randn(ROWS, WIDTH, requires_grad=True)
         weights = torch.randn(ROWS, WIDTH)
-        with MemoryLedger(net) as ledger:
+        with MemoryLedger(net) if watched else contextlib.nullcontext() as ledger:
             output = call(lambda value: net(value), x)
             if not isinstance(output, Tensor) or output.shape != x.shape:
                 raise Nonsense(describe(output), _("the output of the function, a tensor"))
             after = torch.rand(4)  # what the rest of the network would draw
-            held = ledger.now().of("activations") + ledger.now().of("inputs")
+            held = ledger.now().of("activations") + ledger.now().of("inputs") if ledger is not None else 0
             if output.requires_grad:
                 (output * weights).sum().backward()
             later = torch.rand(4)
@@ -49,7 +53,9 @@ def step(call: Call, dropout: float) -> dict[str, Any]:
 
 def drive(checkpointed: Call, dropout: float) -> dict[str, Any]:
     """The learner's step, and that of a plain call."""
-    return {"mine": step(checkpointed, dropout), "plain": step(lambda function, x: function(x), dropout)}
+    mine, plain = step(checkpointed, dropout), step(lambda function, x: function(x), dropout)
+    mine["held"] = step(checkpointed, dropout, watched=True)["held"]
+    return {"mine": mine, "plain": plain}
 
 
 def given(rank: int, world_size: int, *, dropout: float) -> tuple[Any, ...]:
@@ -65,31 +71,39 @@ def _numbers(value: Any) -> str:
     return ", ".join(f"{number:.4g}" for number in value.flatten()[:4].tolist())
 
 
-def _compared(part: str, cause: Callable[[dict[str, Any]], str], outcome: Outcome) -> Finding:
+def _compared(part: str, cause: Callable[[dict[str, Any], dict[str, Any]], str], outcome: Outcome) -> Finding:
     seen = outcome.values[0]
     mine, plain = seen["mine"][part], seen["plain"][part]
     if mine is not None and torch.equal(mine, plain):
         return Finding(True)
-    return Finding(False, _numbers(plain), _numbers(mine), cause(seen["mine"]))
+    return Finding(False, _numbers(plain), _numbers(mine), cause(seen["mine"], seen["plain"]))
 
 
-def _output_cause(mine: dict[str, Any]) -> str:
+def _output_cause(mine: dict[str, Any], plain: dict[str, Any]) -> str:
     return _("forward must be the plain call: it draws its mask from the state that it finds")
 
 
-def _x_cause(mine: dict[str, Any]) -> str:
+def _is_twice(mine: dict[str, Any], plain: dict[str, Any]) -> bool:
+    return mine["x"] is not None and torch.allclose(mine["x"], 2 * plain["x"])
+
+
+def _x_cause(mine: dict[str, Any], plain: dict[str, Any]) -> str:
     if not mine["needs"]:
         return _("the output needs no gradient: apply the autograd function to x itself")
     if mine["x"] is None:
         return _("backward returns nothing for x")
+    if _is_twice(mine, plain):
+        return _("x gets its gradient twice, within and from backward: run the function on x.detach().requires_grad_()")
     return _("the gradient that comes in must go through the function: output.backward(gradient)")
 
 
-def _mask_cause(mine: dict[str, Any]) -> str:
-    return _("the recomputation drew another mask: set the random state of forward back first")
+def _mask_cause(mine: dict[str, Any], plain: dict[str, Any]) -> str:
+    if mine["x"] is None or _is_twice(mine, plain):
+        return _x_cause(mine, plain)
+    return _("the recomputation drew another mask: first set the random state back that forward began with")
 
 
-def _after_cause(mine: dict[str, Any]) -> str:
+def _after_cause(mine: dict[str, Any], plain: dict[str, Any]) -> str:
     return _("backward left the random state changed: put the one it found back at its end")
 
 
@@ -128,6 +142,8 @@ def recompute(
     through: bool = False,
     only_x: bool = False,
     keep: bool = False,
+    attached: bool = False,
+    late: bool = False,
 ) -> Any:
     """A checkpoint with its faults to choose."""
 
@@ -142,13 +158,17 @@ def recompute(
                 with torch.enable_grad():
                     ctx.output = function(x.detach().requires_grad_())
                 return ctx.output.detach()  # type: ignore[no-any-return]
-            return function(x)  # type: ignore[no-any-return]
+            output = function(x)
+            if late:
+                ctx.state = torch.get_rng_state()
+            return output  # type: ignore[no-any-return]
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Any:
             if through:
                 return gradient
-            x = ctx.saved_tensors[0].detach().requires_grad_()
+            x = ctx.saved_tensors[0]
+            x = x if attached else x.detach().requires_grad_()
             found = torch.get_rng_state()
             if state:
                 torch.set_rng_state(ctx.state)
@@ -197,6 +217,7 @@ register(
             WrongAnswer("keeps the graph", partial(recompute, keep=True), "memory", "recorded the function"),
             WrongAnswer("ignores the gradient", partial(recompute, ignore=True), "input", "output.backward(gradient)"),
             WrongAnswer("hands it through", partial(recompute, through=True), "input", "must go through the function"),
+            WrongAnswer("no leaf of its own", partial(recompute, attached=True), "input", "gets its gradient twice"),
             WrongAnswer("asks for x only", partial(recompute, only_x=True), "parameters", "only what it is asked for"),
         ),
     )
@@ -227,6 +248,8 @@ register(
         trials=(Trial(_("dropout of one half"), inputs=partial(given, dropout=0.5), drive=drive),),
         wrong_answers=(
             WrongAnswer("another mask", recompute, "mask", "another mask"),
+            WrongAnswer("the state from after", partial(recompute, state=True, late=True), "mask", "began with"),
+            WrongAnswer("no leaf of its own", partial(recompute, state=True, attached=True), "mask", "twice"),
             WrongAnswer("a fixed seed", partial(recompute, seed=1), "output", "from the state that it finds"),
             WrongAnswer("left changed", partial(recompute, state=True), "afterwards", "put the one it found back"),
             WrongAnswer("no checkpoint", no_checkpoint, "memory", "recorded the function"),

@@ -102,6 +102,10 @@ def can_run(outcome: Outcome) -> Finding:
         "nobody runs": _("an action is missing: every micro-batch needs a forward and a backward on every rank"),
         "deadlock": _("the ranks wait for each other in a circle: compare the orders of their micro-batches"),
         "before its": _("an action stands before what it needs"),
+        "micro-batches, not for": _(
+            "not the micro-batches that it should have: they count from 0 to micro_batches - 1"
+        ),
+        "times: once": _("an action is written twice: each one comes once, with the number of its micro-batch"),
         "a stage has one rank": _("rank r has stage r: write actions without a stage in front, or with the rank's own"),
     }
     cause = next((words for part, words in causes.items() if part in found[0]), "")
@@ -232,6 +236,11 @@ def loses_the_last(ranks: int, micro_batches: int) -> Rows:
     return [row.rsplit(" ", 1)[0] for row in like_gpipe(ranks, micro_batches)]
 
 
+def counts_from_one(ranks: int, micro_batches: int) -> Rows:
+    numbers = range(1, micro_batches + 1)
+    return [" ".join(f"{kind}{number}" for kind in "FB" for number in numbers)] * ranks
+
+
 def backwards_first(ranks: int, micro_batches: int) -> Rows:
     return [" ".join(sorted(row.split(), key=lambda one: "F" in one)) for row in like_gpipe(ranks, micro_batches)]
 
@@ -256,6 +265,17 @@ def _in_turns(ranks: int, micro_batches: int, warm_up: Callable[[int], int]) -> 
         for number in range(micro_batches - first):
             row += [f"F{first + number}", f"B{number}"]
         rows.append(" ".join(row + [f"B{number}" for number in range(micro_batches - first, micro_batches)]))
+    return rows
+
+
+def cools_down_from_the_first(ranks: int, micro_batches: int) -> Rows:
+    rows = []
+    for rank in range(ranks):
+        warm = min(ranks - rank - 1, micro_batches)
+        row = [f"F{number}" for number in range(warm)]
+        for number in range(micro_batches - warm):
+            row += [f"F{warm + number}", f"B{number}"]
+        rows.append(" ".join(row + [f"B{number}" for number in range(warm)]))
     return rows
 
 
@@ -319,6 +339,7 @@ register(
             WrongAnswer("one at a time", one_at_a_time, "order", "a backward comes before the last forward"),
             WrongAnswer("1F1B", like_1f1b, "order", "that is another schedule"),
             WrongAnswer("loses the last backward", loses_the_last, "legal", "an action is missing"),
+            WrongAnswer("counts from one", counts_from_one, "legal", "they count from 0"),
             WrongAnswer("backwards first", backwards_first, "legal", "before what it needs"),
             WrongAnswer("all on stage 0", all_on_stage_0, "legal", "rank r has stage r"),
             WrongAnswer("each rank its own order", each_rank_its_own_order, "bubble", "compare the order"),
@@ -360,6 +381,7 @@ register(
             WrongAnswer("warms up too long", warms_up_too_long, "activations", "more forwards than needed"),
             WrongAnswer("warms up too short", warms_up_too_short, "bubble", "one rank works at a time"),
             WrongAnswer("warms up alike on all ranks", warms_up_alike, "activations", "more forwards than needed"),
+            WrongAnswer("cools down from the first", cools_down_from_the_first, "legal", "is written twice"),
             WrongAnswer("forgets to cool down", forgets_to_cool_down, "legal", "an action is missing"),
         ),
     )

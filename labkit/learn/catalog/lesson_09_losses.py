@@ -82,6 +82,7 @@ def _cause(found: Any, wanted: Any, tokens: list[int]) -> str:
     count, total = len(tokens), sum(tokens)
     slips = [
         (wanted * total, _("these are sums: divide by all tokens of the batch")),
+        (wanted * total / count, _("divided by the number of micro-batches, and not by that of tokens")),
         (gradient([1.0] * count), _("the means add up: it grows with the number of micro-batches")),
         (gradient([1 / count] * count), _("a mean of means: tokens in a short micro-batch count for more")),
         (wanted / count, _("it is divided by the number of micro-batches once too often")),
@@ -103,6 +104,10 @@ def mean_of_means(tokens: list[int]) -> list[float]:
 
 def sums(tokens: list[int]) -> list[float]:
     return [float(count) for count in tokens]
+
+
+def over_the_micro_batches(tokens: list[int]) -> list[float]:
+    return [count / len(tokens) for count in tokens]
 
 
 def divided_twice(tokens: list[int]) -> list[float]:
@@ -146,6 +151,7 @@ register(
             WrongAnswer("the means add up", means_add_up, "even", "grows with the number of micro-batches"),
             WrongAnswer("a mean of means", mean_of_means, "uneven", "a mean of means"),
             WrongAnswer("sums", sums, "even", "these are sums"),
+            WrongAnswer("over the micro-batches", over_the_micro_batches, "even", "not by that of tokens"),
             WrongAnswer("divided twice", divided_twice, "even", "once too often"),
             WrongAnswer("one token each", one_token_each, "even", "counts alike"),
         ),

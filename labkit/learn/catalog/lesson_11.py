@@ -46,15 +46,23 @@ def sharded_steps(function: Callable[..., Any], weights: Any, gradients: list[An
     return torch.cat([weights, momentum])
 
 
-def _stepped(outcome: Outcome, divisor: float | None = None) -> list[Any]:
+def _stepped(
+    outcome: Outcome, divisor: float | None = None, *, own: bool = False, fresh: float = 1.0, plain: bool = False
+) -> list[Any]:
+    """What each rank should have; or with its `own` gradients only, with `fresh` times the gradient in the momentum,
+    or with weights that lose the `plain` gradient."""
     import torch
 
     size = outcome.world_size
     weights, momentum = outcome.inputs(0)[0].clone(), torch.zeros(LENGTH)
     for step in range(STEPS):
-        mean = sum(outcome.inputs(rank)[1][step] for rank in range(size)) / (size if divisor is None else divisor)
-        momentum = MOMENTUM * momentum + mean
-        weights = weights - RATE * momentum
+        gradients = [outcome.inputs(rank)[1][step] for rank in range(size)]
+        mean = sum(gradients) / (size if divisor is None else divisor)
+        if own:
+            n = LENGTH // size
+            mean = torch.cat([gradients[rank][rank * n : (rank + 1) * n] for rank in range(size)])
+        momentum = MOMENTUM * momentum + fresh * mean
+        weights = weights - RATE * (mean if plain else momentum)
     return [torch.cat([weights, part]) for part in momentum.split(LENGTH // size)]
 
 
@@ -66,6 +74,12 @@ def _step_cause(outcome: Outcome, rank: int) -> str:
     part = slice(rank * LENGTH // size, (rank + 1) * LENGTH // size)
     if size > 1 and torch.allclose(found, _stepped(outcome, 1)[rank], atol=1e-5):
         return _("the gradients are summed: divide by the number of ranks")
+    if size > 1 and torch.allclose(found, _stepped(outcome, own=True)[rank], atol=1e-5):
+        return _("each rank has used its own gradient only: the mean is over all ranks")
+    if torch.allclose(found, _stepped(outcome, fresh=1 - MOMENTUM)[rank], atol=1e-5):
+        return _("the momentum takes the whole gradient, not a tenth of it")
+    if torch.allclose(found, _stepped(outcome, plain=True)[rank], atol=1e-5):
+        return _("the weights lose 0.1 times the momentum, not the gradient")
     if torch.allclose(found[:LENGTH], begin):
         return _("the weights are as they were: step this rank's part of them, in place")
     rest = torch.ones(LENGTH, dtype=torch.bool)
@@ -137,6 +151,38 @@ def forgets_to_gather(weights: Any, gradient: Any, momentum: Any) -> None:
     _update(weights, own, momentum, rank)
 
 
+def uses_its_own_gradient(weights: Any, gradient: Any, momentum: Any) -> None:
+    rank, size = _here()
+    _update(weights, gradient.view(size, -1)[rank], momentum, rank)
+    _gather(weights, momentum, rank)
+
+
+def averages_over_time(weights: Any, gradient: Any, momentum: Any) -> None:
+    """A moving average, as Adam's first moment is."""
+    import torch
+
+    from labkit import collectives
+
+    rank, size = _here()
+    own = torch.empty_like(momentum)
+    collectives.reduce_scatter_tensor(own, gradient / size)
+    _update(weights, (1 - MOMENTUM) * own, momentum, rank)
+    _gather(weights, momentum, rank)
+
+
+def steps_by_the_gradient(weights: Any, gradient: Any, momentum: Any) -> None:
+    import torch
+
+    from labkit import collectives
+
+    rank, size = _here()
+    own = torch.empty_like(momentum)
+    collectives.reduce_scatter_tensor(own, gradient / size)
+    momentum.mul_(MOMENTUM).add_(own)
+    weights[rank * len(momentum) : (rank + 1) * len(momentum)].sub_(RATE * own)
+    _gather(weights, momentum, rank)
+
+
 def momentum_of_its_own(weights: Any, gradient: Any, momentum: Any) -> None:
     """The argument is bound anew, and the caller's stays zero."""
     import torch
@@ -186,6 +232,9 @@ register(
             WrongAnswer("sums the gradients", sums, "equality", "divide by the number of ranks"),
             WrongAnswer("forgets to gather", forgets_to_gather, "equality", "have to be gathered"),
             WrongAnswer("keeps a momentum of its own", momentum_of_its_own, "equality", "change it in place"),
+            WrongAnswer("uses its own gradient", uses_its_own_gradient, "equality", "its own gradient only"),
+            WrongAnswer("averages over time", averages_over_time, "equality", "not a tenth"),
+            WrongAnswer("steps by the gradient", steps_by_the_gradient, "equality", "not the gradient"),
         ),
     )
 )  # fmt: skip
@@ -259,6 +308,8 @@ def _scattered(outcome: Outcome) -> Finding:
             cause = _("a shard is one part of N: is this the whole gradient?")
         elif size > 1 and torch.allclose(found, summed[rank], rtol=1e-4, atol=1e-4):
             cause = _("it is the sum: divide by the number of ranks")
+        elif size > 1 and not outcome.ranks[rank].record.bytes_sent:
+            cause = _("nothing was sent: the other ranks' gradients are missing")
         elif size > 1 and any(torch.allclose(found, other, rtol=1e-4, atol=1e-4) for other in right):
             cause = _("it is another rank's part")
         return Finding(False, wanted, measured, cause)
@@ -322,6 +373,11 @@ def all_reduces_and_cuts(module: Any) -> Any:
     return _hooked(module, lambda gradient: _all_reduced(gradient).view(_here()[1], -1)[_here()[0]])
 
 
+def keeps_its_own_part(module: Any) -> Any:
+    """Nothing is sent."""
+    return _hooked(module, lambda gradient: (gradient / _here()[1]).view(_here()[1], -1)[_here()[0]].clone())
+
+
 def keeps_the_whole(module: Any) -> Any:
     return _hooked(module, _all_reduced)
 
@@ -354,6 +410,7 @@ register(
             WrongAnswer("never frees", never_frees, "freed", "set parameter.grad to None"),
             WrongAnswer("scatters sums", scatters_sums, "equality", "divide by the number of ranks"),
             WrongAnswer("all-reduces and cuts", all_reduces_and_cuts, "bytes", "2 times"),
+            WrongAnswer("keeps its own part", keeps_its_own_part, "equality", "other ranks' gradients"),
             WrongAnswer("keeps the whole gradient", keeps_the_whole, "equality", "one part of N"),
         ),
     )
@@ -404,13 +461,13 @@ def watched_forward(function: Callable[..., Any], x: Any, shards: list[Any]) -> 
     return most, output
 
 
-def _network_output(outcome: Outcome) -> Any:
+def _network_output(outcome: Outcome, *, bent: bool = True) -> Any:
     import torch
 
     x = outcome.inputs(0)[0]
     for layer in range(LAYERS):
         matrix = torch.cat([outcome.inputs(rank)[1][layer] for rank in range(outcome.world_size)])
-        x = torch.tanh(x @ matrix.T)
+        x = torch.tanh(x @ matrix.T) if bent else x @ matrix.T
     return x
 
 
@@ -424,6 +481,8 @@ def _right_output(outcome: Outcome) -> Finding:
         cause = ""
         if found.shape != right.shape:
             cause = _("with a shard alone a layer has only a part of its outputs: gather the matrix first")
+        elif torch.allclose(found, _network_output(outcome, bent=False), atol=1e-5):
+            cause = _("the tanh is missing")
         elif outcome.world_size > 1:
             cause = _("are the rows in the order of the ranks, and the matrix transposed?")
         wanted = _("the output of all {n} layers").format(n=LAYERS)
@@ -484,6 +543,12 @@ def never_transposes(x: Any, shards: list[Any]) -> Any:
     return x
 
 
+def forgets_the_tanh(x: Any, shards: list[Any]) -> Any:
+    for shard in shards:
+        x = x @ _whole(shard).T
+    return x
+
+
 def gathers_twice(x: Any, shards: list[Any]) -> Any:
     """Before the layer, and once more for nothing."""
     import torch
@@ -521,6 +586,7 @@ register(
             WrongAnswer("gathers all first", gathers_all_first, "memory", "outlive their layer"),
             WrongAnswer("uses its shard alone", uses_its_shard, "equality", "order of the ranks"),
             WrongAnswer("forgets the transpose", never_transposes, "equality", "transposed"),
+            WrongAnswer("forgets the tanh", forgets_the_tanh, "equality", "tanh is missing"),
             WrongAnswer("gathers twice", gathers_twice, "bytes", "2 times"),
         ),
     )

@@ -11,7 +11,7 @@ from labkit.words import _
 
 # --- predict bytes and memory ---
 
-CASES = [(stage, parameters, ranks) for stage in (0, 1, 2, 3) for parameters, ranks in ((12e6, 4), (7.5e9, 64))]
+CASES = [(stage, parameters, ranks) for stage in (0, 1, 2, 3) for parameters, ranks in ((12e6, 8), (7.5e9, 64))]
 
 
 def all_costs(function: Callable[..., Any]) -> list[tuple[float, float]]:
@@ -61,6 +61,8 @@ def _memory_cause(found: float, case: tuple[int, float, int]) -> str:
     stage, parameters, ranks = case
     if _near(found, held(*case, optimizer=8)):
         return _("the float32 copy of the weights is missing: Adam in mixed precision keeps 12 bytes a parameter")
+    if _near(found, held(stage, 2 * parameters, ranks, optimizer=4)):
+        return _("these are the bytes of float32, 4, 4 and 8: in mixed precision they are 2, 2 and 12")
     if stage and _near(found, held(0, parameters, ranks) / ranks):
         return _("only stage 3 shards everything")
     if any(_near(found, held(other, parameters, ranks)) for other in range(4) if other != stage):
@@ -77,6 +79,12 @@ def _traffic(outcome: Outcome) -> Finding:
         cause = ""
         if _near(found, wanted * ranks / (ranks - 1)):
             cause = _("a rank does not send its own part: times (N - 1) / N")
+        elif stage < 3 and _near(found, wanted / 2):
+            cause = _("this is one half: gradients are reduce-scattered, and what was reduced or stepped is gathered")
+        elif _near(found, 2 * wanted):
+            cause = _("are these bytes? Elements are asked for")
+        elif stage == 3 and _near(found, 4 / 3 * wanted):
+            cause = _("two gathers and one reduce-scatter are three times P (N - 1) / N")
         elif stage == 3 and _near(found, sent(2, parameters, ranks)):
             cause = _("stage 3 gathers parameters in forward and once more in backward")
         elif stage in (1, 2) and _near(found, sent(3, parameters, ranks)):
@@ -102,6 +110,22 @@ def sends_its_own_part_too(stage: int, parameters: float, ranks: int) -> tuple[f
     return held(stage, parameters, ranks), sent(stage, parameters, ranks) * ranks / (ranks - 1)
 
 
+def in_float32(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
+    return held(stage, 2 * parameters, ranks, optimizer=4), sent(stage, parameters, ranks)
+
+
+def sends_bytes(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
+    return held(stage, parameters, ranks), 2 * sent(stage, parameters, ranks)
+
+
+def only_one_half(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
+    return held(stage, parameters, ranks), parameters * (ranks - 1) / ranks * (3 if stage == 3 else 1)
+
+
+def all_reduces_in_stage_3(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
+    return held(stage, parameters, ranks), sent(stage, parameters, ranks) * (4 / 3 if stage == 3 else 1)
+
+
 register(
     Exercise(
         id="zero-costs",
@@ -124,6 +148,10 @@ register(
             WrongAnswer("no float32 copy", without_masters, "memory", "float32 copy"),
             WrongAnswer("shards all at once", shards_all_at_once, "memory", "only stage 3 shards everything"),
             WrongAnswer("stage 3 for free", stage_3_for_free, "bytes", "once more in backward"),
+            WrongAnswer("counts float32", in_float32, "memory", "bytes of float32"),
+            WrongAnswer("answers in bytes", sends_bytes, "bytes", "are these bytes"),
+            WrongAnswer("one half of the messages", only_one_half, "bytes", "one half"),
+            WrongAnswer("all-reduces in stage 3", all_reduces_in_stage_3, "bytes", "one reduce-scatter"),
             WrongAnswer("sends its own part too", sends_its_own_part_too, "bytes", "(N - 1) / N"),
         ),
     )
@@ -136,10 +164,10 @@ LAYERS = ("ash", "birch", "cedar")
 
 #: why a sharded layer may save nothing, and how it would show in what the ledger counts
 REASONS = {
-    "never frees": _("then the whole matrix would still be there after forward without any graph: print what is held"),
-    "its shard is a view of the whole": _("then the memory would be whole before the first forward already"),
-    "backward holds the whole": _("then memory would be small before forward and without gradients, and whole between "
-                                  "a forward that records and its backward"),
+    "never frees": _("then the count would grow with the first forward under no_grad: look at what held_by counts"),
+    "its shard is a view of the whole": _("then a whole matrix would be there before the first forward already"),
+    "backward holds the whole": _("then no whole matrix would be there before forward nor after one without gradients, "
+                                  "but one between a forward that records and its backward"),
     "gathers twice": _("then twice the bytes would be sent, and memory would be saved all the same"),
     "never gathers": _("then nothing would be sent, and the output would be wrong"),
 }  # fmt: skip
@@ -203,15 +231,15 @@ register(
         hints=(
             _("`held_by(layer)` counts when it is new, after a forward under `no_grad`, and after one that records."),
             _("A storage lives as long as one tensor looks at it, however small its part is."),
-            _("Who needs the matrix between forward and backward? `F.linear` saves it to compute the gradient of its "
-              "input."),
+            _("Who needs the matrix between forward and backward? `x @ whole.T` saves it to compute the gradient of "
+              "its input."),
         ),
         properties=tuple(
             Property(name, _("the reason for {name}").format(name=name.capitalize()), _judge(name)) for name in LAYERS
         ),
         trials=(Trial(_("three layers"), drive=named),),
         wrong_answers=(
-            WrongAnswer("none of them frees", none_of_them_frees, "birch", "still be there after forward"),
+            WrongAnswer("none of them frees", none_of_them_frees, "birch", "grow with the first forward"),
             WrongAnswer("ash is held by backward", ash_is_held_by_backward, "ash", "between"),
             WrongAnswer("cedar gathers twice", cedar_gathers_twice, "cedar", "twice the bytes"),
             WrongAnswer("birch never gathers", birch_never_gathers, "birch", "output would be wrong"),

@@ -14,6 +14,11 @@ from labkit.parallel.pipeline.legality import schedule_faults as schedule_faults
 from labkit.parallel.pipeline.partitioning import best_cuts as best_cuts
 from labkit.parallel.pipeline.profiling import StepProfile as StepProfile
 from labkit.parallel.pipeline.profiling import profile_steps as profile_steps
+from labkit.parallel.pipeline.pytorch_signatures import Schedule1F1B as Schedule1F1B
+from labkit.parallel.pipeline.pytorch_signatures import ScheduleGPipe as ScheduleGPipe
+from labkit.parallel.pipeline.pytorch_signatures import ScheduleInterleaved1F1B as ScheduleInterleaved1F1B
+from labkit.parallel.pipeline.pytorch_signatures import ScheduleNaive as ScheduleNaive
+from labkit.parallel.pipeline.pytorch_signatures import ScheduleZBH1 as ScheduleZBH1
 from labkit.parallel.pipeline.simulation import Costs as Costs
 from labkit.parallel.pipeline.simulation import Link as Link
 from labkit.parallel.pipeline.simulation import Simulation as Simulation
@@ -22,8 +27,3 @@ from labkit.parallel.pipeline.splitting import Split as Split
 from labkit.parallel.pipeline.splitting import split_model as split_model
 from labkit.parallel.pipeline.stage import PipelineStage as PipelineStage
 from labkit.parallel.pipeline.stepping import PipelineSchedule as PipelineSchedule
-from labkit.parallel.pipeline.stepping import Schedule1F1B as Schedule1F1B
-from labkit.parallel.pipeline.stepping import ScheduleGPipe as ScheduleGPipe
-from labkit.parallel.pipeline.stepping import ScheduleInterleaved1F1B as ScheduleInterleaved1F1B
-from labkit.parallel.pipeline.stepping import ScheduleNaive as ScheduleNaive
-from labkit.parallel.pipeline.stepping import ScheduleZBH1 as ScheduleZBH1

@@ -3,6 +3,7 @@ it, the picture draws it, and whoever wants another one writes another list."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from labkit.parallel.pipeline.actions import Action
 
@@ -21,7 +22,7 @@ class Schedule:
     micro_batches: int = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "rows", tuple(tuple(row) for row in self.rows))
+        object.__setattr__(self, "rows", tuple(tuple(row) for row in _listed(self.rows)))
         actions = [action for row in self.rows for action in row]
         if not actions:
             raise ValueError("Schedule: no rank has an action; give each rank a list of them")
@@ -33,9 +34,9 @@ class Schedule:
         """From texts, one a rank: `Schedule.of(["F0 F1 B0 B1", "F0 B0 F1 B1"])`. An action without a stage in front is
         one of the stage that has the rank's number. Lists of actions are taken too."""
         read = []
-        for rank, row in enumerate(rows):
+        for rank, row in enumerate(_listed(rows)):
             parts = row.split() if isinstance(row, str) else list(row)
-            read.append(tuple(Action.read(part, rank) if isinstance(part, str) else Action(*part) for part in parts))
+            read.append(tuple(Action.read(part, rank) for part in parts))
         return Schedule(tuple(read), name)
 
     @property
@@ -88,6 +89,16 @@ class Schedule:
             told = " ".join(cells.get(slot, ".").ljust(width) for slot in range(last + 1))
             lines.append(f"rank {rank}  {told.rstrip()}")
         return "\n".join(lines)
+
+
+def _listed(rows: Any) -> list[Any]:
+    """The ranks' rows, or a TypeError where they are no lists."""
+    every = [] if isinstance(rows, str) or not isinstance(rows, Iterable) else list(rows)
+    if not every or not all(isinstance(row, Iterable) for row in every):
+        raise TypeError(
+            f"Schedule: {rows!r:.80} is no list with the actions of each rank: give ['F0 B0', 'F0 B0'], say"
+        )
+    return every
 
 
 def needs(action: Action, schedule_stages: int, splits: set[tuple[int, int]]) -> list[Action]:

@@ -6,7 +6,7 @@ Bubble Pipeline Parallelism, arXiv:2401.10241, section 2).
 """
 
 import re
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 KINDS = {"F": "forward", "B": "backward", "I": "backward for inputs", "W": "backward for weights"}
 _TEXT = re.compile(r"(\d*)([FBIW])(\d+)")
@@ -29,9 +29,12 @@ class Action(NamedTuple):
         return f"{KINDS[self.kind]} of micro-batch {self.micro_batch} on stage {self.stage}"
 
     @staticmethod
-    def read(text: str, stage: int) -> "Action":
-        """From "F0", which means the given stage, or "2F0", which names its own. Anything else is a ValueError."""
-        found = _TEXT.fullmatch(text)
+    def read(text: Any, stage: int) -> "Action":
+        """From "F0", which means the given stage, or "2F0", which names its own, or from a kind and two whole numbers.
+        Anything else is a ValueError."""
+        if isinstance(text, tuple) and len(text) == 3 and all(type(one) is int for one in text[1:]):
+            return Action(*text)
+        found = _TEXT.fullmatch(text) if isinstance(text, str) else None
         if found is None:
             raise ValueError(
                 f"{text!r} is no action: write F, B, I or W and a micro-batch, as F0, with the stage before it where a "

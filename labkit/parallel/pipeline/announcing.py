@@ -14,7 +14,7 @@ from labkit.collectives.calls import operation
 from labkit.collectives.groups import Endpoint
 from labkit.collectives.messages import Receiving, Sending
 
-_FIELDS = 5
+_FIELDS = 6
 
 
 class Announcement(NamedTuple):
@@ -25,6 +25,7 @@ class Announcement(NamedTuple):
     lists: int  # of the schedule
     training: int  # 1 for step, 0 for eval
     weighed: int  # 1 where the weight of the batch is given
+    cuts: int = 0  # where the model is cut; 0 for stages made by hand
 
     def check(self, other: "Announcement", mine: int, first: int) -> None:
         """Raise RuntimeError where the first stage's rank announces (`other`) something else than `self` holds."""
@@ -43,6 +44,11 @@ class Announcement(NamedTuple):
                     f"pipeline: rank {mine} {sentence.format(*filled, first=first)}{rest}: all ranks of a pipeline "
                     "make the same call"
                 )
+        if self.cuts != other.cuts:
+            raise RuntimeError(
+                f"pipeline: rank {mine} has cut the model elsewhere than rank {first}, so that steps would be left out "
+                "or run twice: give all ranks the same cuts, or a profile that is measured once"
+            )
 
 
 def digest(*what: Any) -> int:

@@ -91,6 +91,11 @@ class Execution:
                 self.does[action.kind](action)
             except Exception as error:
                 error.add_note(f"in the pipeline's {action.words}")
+                if action.kind == "F" and "used in an in-place operation" in str(error):
+                    raise RuntimeError(
+                        f"pipeline: stage {action.stage} changes in place what it was given, which backward starts "
+                        "from: build its first layer with inplace=False, or cut elsewhere"
+                    ) from error
                 raise
         self.links.finish()
 
@@ -112,6 +117,8 @@ class Execution:
                 if self.losses is not None:
                     loss = self.losses.of(output, self.targets[number])
                     roots = (loss,) if loss.requires_grad else ()
+                    if self.training and not roots:
+                        self.losses.refuse_detached(output)
                 if self.keep_outputs:
                     self.outputs.append(_detached(output))
             else:

@@ -66,7 +66,7 @@ def schedule_faults(
         ("micro-batches", micro_batches, schedule.micro_batches),
     ]
     others = [f"it is for {has} {what}, not for {want}" for what, want, has in sizes if want not in (None, has)]
-    reasons = _unknown(schedule) or _unowned(schedule) or others or _repeated(schedule)
+    reasons = _unknown(schedule) or _unowned(schedule) or others or _far_off(schedule) or _repeated(schedule)
     reasons = reasons or _out_of_order(schedule) + _missing(schedule, forward_only)
     reasons = reasons or _deadlock(schedule)
     if max_alive is not None and not forward_only:
@@ -77,6 +77,17 @@ def schedule_faults(
 def _unknown(schedule: Schedule) -> list[str]:
     bad = [(r, a) for r, row in enumerate(schedule.rows) for a in row if a.kind not in KINDS or min(a[1:]) < 0]
     return [f"rank {r} has {tuple(a)}, which is no action: kinds are {', '.join(KINDS)}" for r, a in bad]
+
+
+def _far_off(schedule: Schedule) -> list[str]:
+    """Numbers beyond all that the lists could hold: naming every action that is not there would take for ever."""
+    most = sum(map(len, schedule.rows))
+    counts = (("micro-batch", schedule.micro_batches), ("stage", schedule.stages))
+    return [
+        f"it names {what} {count - 1}, but has {most} actions in all: number from 0 on"
+        for what, count in counts
+        if count > most
+    ]
 
 
 def _unowned(schedule: Schedule) -> list[str]:

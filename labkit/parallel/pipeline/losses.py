@@ -5,6 +5,7 @@ loss that gives a sum and its weight, samples or valid tokens, is divided by the
 is not known before the last micro-batch, the gradients of the sums add up aside and are divided at the end.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -23,6 +24,7 @@ class Losses:
         self, function: Callable[..., Any], sizes: list[int], *, weighted: bool, weight: float | None, scale: bool
     ) -> None:
         self.function, self.weighted, self.seen_weight = function, weighted, 0.0
+        self.last_weight = 1.0  # of the micro-batch seen last
         self.values: list[Any] = []
         if weighted:
             self.factors = [1.0 if weight is None else 1.0 / weight] * len(sizes)
@@ -41,11 +43,34 @@ class Losses:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise TypeError("pipeline: loss_fn must return one number in a tensor: a micro-batch's mean or sum")
         if pair:
-            self.seen_weight += float(value[1])
+            self.last_weight = _checked_weight(value[1])
+            self.seen_weight += self.last_weight
             self.values.append((loss.detach(), value[1]))
         else:
             self.values.append(loss.detach())
         return loss
+
+    def refuse_detached(self, output: Any) -> None:
+        """Raise RuntimeError where the last loss has no graph though the output has one, and it counts."""
+        parts = (
+            output.values() if isinstance(output, dict) else output if isinstance(output, tuple | list) else (output,)
+        )
+        if self.last_weight and any(isinstance(part, Tensor) and part.requires_grad for part in parts):
+            raise RuntimeError(
+                "pipeline: what loss_fn returns does not depend on the output for autograd, so that nothing would "
+                "learn: compute it from the output, without detach() or item()"
+            )
+
+
+def _checked_weight(given: Any) -> float:
+    single = isinstance(given, int | float) or (isinstance(given, Tensor) and given.numel() == 1)
+    weight = float(given) if single else math.nan
+    if not 0 <= weight < math.inf:
+        told = f"{weight:g}" if single else f"a {type(given).__name__}"
+        raise ValueError(
+            f"pipeline: the weight that loss_fn returns is {told}: give the number of samples or valid tokens"
+        )
+    return weight
 
 
 class SetAside:

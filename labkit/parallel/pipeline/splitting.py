@@ -81,9 +81,11 @@ class Split:
         self, index: int, device: torch.device | str = "cpu", group: AxisLike = None, **options: Any
     ) -> PipelineStage:
         """The stage on this rank; options are PipelineStage's."""
-        return PipelineStage(
+        stage = PipelineStage(
             self._modules[index], index, self.num_stages, device, group=group, tied=self.tied, **options
         )
+        stage.cuts = (len(self.steps), *self.cuts)
+        return stage
 
     def release(self, keep: Iterable[int]) -> None:
         """Take the parameters and buffers of all stages but these out of the model. What stays has its names; the model

@@ -57,12 +57,12 @@ class PipelineStage:
         if self.end.nccl and self.group_size > 1:
             # receives posted ahead and sends of one pair wait for each other in one stream there
             raise ValueError("PipelineStage: pipelines over nccl are not available yet; use a group of gloo")
-        if num_stages < 1 or num_stages % self.group_size:
+        if not isinstance(num_stages, int) or num_stages < 1 or num_stages % self.group_size:
             raise ValueError(
-                f"PipelineStage: num_stages is {num_stages}, but the pipeline has {self.group_size} ranks: give a "
+                f"PipelineStage: num_stages is {num_stages!r}, but the pipeline has {self.group_size} ranks: give a "
                 "multiple of them, the same number of stages on each"
             )
-        if not 0 <= stage_index < num_stages:
+        if not isinstance(stage_index, int) or not 0 <= stage_index < num_stages:
             raise ValueError(f"PipelineStage: stage_index is {stage_index!r}; give 0 to {num_stages - 1}")
         if stage_index % self.group_size != self.group_rank:
             raise ValueError(
@@ -74,6 +74,7 @@ class PipelineStage:
         self.stage_index, self.num_stages = stage_index, num_stages
         self.is_first, self.is_last = stage_index == 0, stage_index == num_stages - 1
         self.checkpoint = checkpoint
+        self.cuts: tuple[int, ...] = ()  # the steps and cuts of the split that it comes from
         self.tied = dict(tied or {})
         self.statistics = DeferredStatistics(submodule) if deferred_batch_norm else None
 

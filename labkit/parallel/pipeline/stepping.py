@@ -1,8 +1,8 @@
-"""The schedules as PyTorch offers them: an object that is given the stage and the loss, and whose `step` trains."""
+"""`PipelineSchedule`: an object that is given the stages and the loss, and whose `step` trains by any schedule."""
 
+import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from labkit.parallel.pipeline.action_lists import Schedule
 from labkit.parallel.pipeline.announcing import Announcement, announce, digest, hear, signature_of
 from labkit.parallel.pipeline.buffers import Buffers
 from labkit.parallel.pipeline.execution import Execution, Plan
-from labkit.parallel.pipeline.known_schedules import gpipe, interleaved, naive, one_f_one_b, zb_h1
 from labkit.parallel.pipeline.legality import check_schedule
 from labkit.parallel.pipeline.links import CONTROL_TAG, Begun
 from labkit.parallel.pipeline.losses import Losses, SetAside, weight_of_all
@@ -48,7 +47,9 @@ class PipelineSchedule:
         weighted: bool = False,
         max_alive: int | None = None,
     ) -> None:
-        given = [stages] if isinstance(stages, PipelineStage) else list(stages)
+        given = [stages] if isinstance(stages, PipelineStage) else stages
+        if not isinstance(given, Sequence) or not given or not all(isinstance(one, PipelineStage) for one in given):
+            raise TypeError(f"pipeline: stages is {stages!r:.80}; give this rank's PipelineStage, or a list of them")
         first = given[0]
         self.end, self.device, self.num_stages = first.end, first.device, first.num_stages
         self.stages = {stage.stage_index: stage for stage in given}
@@ -59,7 +60,14 @@ class PipelineSchedule:
                 f"{self.num_stages}, but was given {sorted(self.stages)}: give all of them"
             )
         self.loss_fn, self.scale_grads, self.weighted, self.max_alive = loss_fn, scale_grads, weighted, max_alive
+        if not isinstance(schedule, Schedule) and not callable(schedule):
+            raise TypeError(
+                f"pipeline: schedule is {schedule!r:.80}; give a Schedule, as Schedule.of([...]), or a function that "
+                "makes one of the numbers of ranks and micro-batches"
+            )
         self._schedule = schedule
+        self._cuts = digest(first.cuts) if first.cuts else 0
+        self._failed = ""
         if isinstance(schedule, Schedule):
             n_microbatches = n_microbatches or schedule.micro_batches
         if not isinstance(n_microbatches, int) or n_microbatches < 1:
@@ -114,8 +122,13 @@ class PipelineSchedule:
             sum_gradients(tie)
         total = 1.0
         if deferred:
-            total = weight_of_all(self.end, run.losses.seen_weight if run.losses else 0.0, self.device) or 1.0
-        aside.put_back(divide_by=total)
+            total = weight_of_all(self.end, run.losses.seen_weight if run.losses else 0.0, self.device)
+        aside.put_back(divide_by=total or math.inf)
+        if not total:
+            raise ValueError(
+                "pipeline: the weights of all micro-batches are 0, so that their mean loss is not defined: is every "
+                "target one that is ignored?"
+            )
         return self._finish(run, losses)
 
     def eval(self, *args: Any, target: Any = None, losses: list[Any] | None = None, **kwargs: Any) -> Any:
@@ -134,9 +147,31 @@ class PipelineSchedule:
         self, args: Any, kwargs: Any, target: Any, *, training: bool, keep_outputs: bool, weight: float | None
     ) -> Execution:
         endpoint(self.end.group)  # refused where the ranks have been restarted
+        if self._failed:
+            raise RuntimeError(
+                f"pipeline: a call before this one ended in {self._failed} on this rank, and the others may still wait "
+                "for its messages: mend the cause and start anew"
+            )
         lists = self._plan(self.n_microbatches, training=training).number
-        mine = Announcement(0, 0, lists, int(training), int(weight is not None))
+        mine = Announcement(0, 0, lists, int(training), int(weight is not None), self._cuts)
         told, sends = self._agree(args, mine)
+        try:
+            return self._execute(args, kwargs, target, told, sends, training, keep_outputs, weight)
+        except BaseException as error:
+            self._failed = type(error).__name__
+            raise
+
+    def _execute(
+        self,
+        args: Any,
+        kwargs: Any,
+        target: Any,
+        told: Announcement,
+        sends: list[Any],
+        training: bool,
+        keep_outputs: bool,
+        weight: float | None,
+    ) -> Execution:
         plan = self._plan(min(self.n_microbatches, told.rows), training=training)
         sizes = sizes_of(told.rows, plan.schedule.micro_batches)
         if len(sizes) < plan.schedule.micro_batches:
@@ -189,6 +224,11 @@ class PipelineSchedule:
         if key not in self._plans:
             made = self._schedule
             schedule = made if isinstance(made, Schedule) else made(self.end.size, micro_batches)
+            if not isinstance(schedule, Schedule):
+                raise TypeError(
+                    f"pipeline: the function that makes the schedule returned a {type(schedule).__name__}: return a "
+                    "Schedule, as Schedule.of([...])"
+                )
             schedule = schedule if training else schedule.forward_only()
             check_schedule(
                 schedule,
@@ -205,81 +245,3 @@ class PipelineSchedule:
                     )
             self._plans[key] = Plan(schedule, self.end.place)
         return self._plans[key]
-
-
-def _refuse_specs(**specs: Any) -> None:
-    for name, value in specs.items():
-        if value is not None:
-            raise ValueError(f"pipeline: {name} is not supported: batches are cut, and outputs joined, along dim 0")
-
-
-class _OneStage(PipelineSchedule):
-    """A schedule for one stage a rank, with PyTorch's signature."""
-
-    _known: Callable[[int, int], Schedule]
-
-    def __init__(
-        self,
-        stage: PipelineStage,
-        n_microbatches: int,
-        loss_fn: Callable[..., Any] | None = None,
-        args_chunk_spec: Any = None,
-        kwargs_chunk_spec: Any = None,
-        output_merge_spec: Any = None,
-        scale_grads: bool = True,
-        *,
-        weighted: bool = False,
-        max_alive: int | None = None,
-    ) -> None:
-        _refuse_specs(
-            args_chunk_spec=args_chunk_spec, kwargs_chunk_spec=kwargs_chunk_spec, output_merge_spec=output_merge_spec
-        )
-        known = type(self)._known
-        super().__init__(stage, known, n_microbatches, loss_fn, scale_grads, weighted=weighted, max_alive=max_alive)
-
-
-class ScheduleNaive(_OneStage):
-    """One stage at a time; see `naive`. Arguments as for `PipelineSchedule`."""
-
-    _known = staticmethod(naive)
-
-
-class ScheduleGPipe(_OneStage):
-    """All forwards, then all backwards; see `gpipe`. Arguments as for `PipelineSchedule`."""
-
-    _known = staticmethod(gpipe)
-
-
-class Schedule1F1B(_OneStage):
-    """A forward and a backward in turns; see `one_f_one_b`. Arguments as for `PipelineSchedule`."""
-
-    _known = staticmethod(one_f_one_b)
-
-
-class ScheduleZBH1(_OneStage):
-    """1F1B with the backward in two; see `zb_h1`. Arguments as for `PipelineSchedule`."""
-
-    _known = staticmethod(zb_h1)
-
-
-class ScheduleInterleaved1F1B(PipelineSchedule):
-    """1F1B with several stages a rank; see `interleaved`. Arguments as for `PipelineSchedule`."""
-
-    def __init__(
-        self,
-        stages: Sequence[PipelineStage],
-        n_microbatches: int,
-        loss_fn: Callable[..., Any] | None = None,
-        args_chunk_spec: Any = None,
-        kwargs_chunk_spec: Any = None,
-        output_merge_spec: Any = None,
-        scale_grads: bool = True,
-        *,
-        weighted: bool = False,
-        max_alive: int | None = None,
-    ) -> None:
-        _refuse_specs(
-            args_chunk_spec=args_chunk_spec, kwargs_chunk_spec=kwargs_chunk_spec, output_merge_spec=output_merge_spec
-        )
-        known = partial(interleaved, chunks=len(stages))
-        super().__init__(stages, known, n_microbatches, loss_fn, scale_grads, weighted=weighted, max_alive=max_alive)

@@ -31,6 +31,7 @@ class Course:
         for unit in self.units:
             unit.settling, unit.held = root.settling, self.held
             unit.observers.append(self.tell)
+            unit.reach = self.reach
 
     def tell(self) -> None:
         tell_recorder(self.units)
@@ -41,13 +42,12 @@ class Course:
         """The root begins a forward: put right what an error has left, and forget values that were stepped since."""
         self.tasks.clear()
         self.held.clear()
-        self.root.settle(0)
+        self.root.settle(0, wanted=False)  # of a backward that failed
         for unit in self.units:
             if unit.is_active:
                 unit.is_active = False
                 for flat in unit.flats:
-                    flat.gradients, flat.views = None, []
-                    flat.accumulated = [False] * len(flat.slots)
+                    flat.forget()
                 unit.free()
             elif unit.is_whole and unit.is_stale:
                 unit.free()
@@ -108,11 +108,21 @@ class Course:
     def end(self, task: int) -> None:
         """A backward has ended: see to what was not ready, and wait for the reductions."""
         reached = self.tasks.pop(task, [])
+        computed = any(unit.has_gradients or (unit.is_trained and not unit.is_active) for unit in reached)
         for unit in reached:
             if unit.is_active:
+                if not computed:  # nobody asked for any: torch.autograd.grad of the inputs
+                    unit.is_active = False
+                    unit.free()
+                    continue
                 if unit.missing and unit.sync and not unit.find_unused:
                     self.refuse_unused(unit)
                 unit.end_backward()
+        if not self.tasks:
+            for unit in self.units:  # those that this backward left out, but others under `no_sync` did not
+                if unit.sync and unit.has_gradients:
+                    unit.begin_backward()
+                    unit.end_backward()
         self.root.settle(0)
         if not self.tasks:
             agree_on_use(self.held)

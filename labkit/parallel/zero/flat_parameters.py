@@ -72,6 +72,9 @@ class FlatParameters:
         self.gradients: torch.Tensor | None = None
         self.views: list[torch.Tensor] = []
         self.accumulated = [False] * len(slots)
+        self.nothing = self.shard.new_zeros(())
+        self.marks: list[torch.Tensor | None] = [None] * len(slots)
+        self.marked = 0
         self.is_whole, self.version = True, self.shard._version
         self.free()
         self.await_all()
@@ -107,6 +110,18 @@ class FlatParameters:
             for module, name in slot.owners:
                 module._parameters[name] = parameter
 
+    def check(self) -> None:
+        """Raise RuntimeError where a piece is no longer the part of the shard that it was, so that what is computed
+        with would not be what the module says it holds. To be called while they are in the modules."""
+        for slot, piece, address in zip(self.slots, self.pieces, self.addresses, strict=True):
+            there = all(module._parameters.get(name) is piece for module, name in slot.owners)
+            if not there or piece.data_ptr() != address or piece.dtype != self.shard.dtype:
+                raise RuntimeError(
+                    f"fully_shard: on rank {self.end.members[self.end.place]} parameter {slot.name} was converted, "
+                    "moved or replaced after it was sharded: do that before fully_shard, and load states without "
+                    "assign=True"
+                )
+
     @property
     def is_stale(self) -> bool:
         """Whether the shard has changed since it was gathered last."""
@@ -120,6 +135,10 @@ class FlatParameters:
 
     def await_all(self) -> None:
         """Await the gradients of all trained parameters."""
+        for index, piece in enumerate(self.pieces):
+            # zero_grad has removed or zeroed the mark of accumulated ones
+            if piece.grad is None or (piece.grad is self.marks[index] and self.nothing._version != self.marked):
+                self.accumulated[index] = False
         self.ready = [not piece.requires_grad for piece in self.pieces]
         self.used = list(self.accumulated)
 
@@ -154,23 +173,37 @@ class FlatParameters:
 
     def keep(self) -> None:
         """Keep the gradients whole for the next backward to add to: they are neither divided nor reduced."""
-        for index, used in enumerate(self.used):
+        for index, (piece, used) in enumerate(zip(self.pieces, self.used, strict=True)):
             self.accumulated[index] = self.accumulated[index] or used
+            if self.accumulated[index] and piece.grad is None:
+                # zeros that take no room: where zero_grad touches them, what was accumulated is to be forgotten
+                piece.grad = self.marks[index] = self.nothing.expand(piece.shape)
+        self.marked = self.nothing._version
 
-    def reduce(self, *, async_op: bool, held: "list[Held] | None" = None) -> Callable[[], None]:
-        """Sum the gradients over the ranks; what is returned waits for it, and gives the pieces their parts. With
-        `held` they are put there instead."""
+    def forget(self) -> None:
+        """Forget whole gradients."""
+        self.gradients, self.views, self.accumulated = None, [], [False] * len(self.slots)
+        for index, piece in enumerate(self.pieces):
+            if piece.grad is not None and piece.grad is self.marks[index]:
+                piece.grad = None
+        self.marks = [None] * len(self.slots)
+
+    def reduce(self, *, async_op: bool, held: "list[Held] | None" = None) -> Callable[[bool], None]:
+        """Sum the gradients over the ranks; what is returned waits for it, and if it is given True, gives the pieces
+        their parts. With `held` they are put there instead."""
         assert self.gradients is not None
         whole, used = self.gradients, list(self.used)
         output = torch.empty(self.layout.part_length, dtype=whole.dtype, device=whole.device)
         work = reduce_scatter(output, whole, self.end, algorithm=self.algorithm, async_op=async_op)
-        self.gradients, self.views, self.accumulated = None, [], [False] * len(self.slots)
+        self.forget()
 
-        def settle() -> None:
+        def settle(wanted: bool) -> None:
             nonlocal whole
             if work is not None:
                 work.wait()
             del whole
+            if not wanted:
+                return
             self.axes.sum_between(output)
             reduced = output.to(self.shard.dtype)
             if held is None:

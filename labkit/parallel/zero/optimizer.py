@@ -24,7 +24,11 @@ from labkit.parallel.data_parallel.replicas import broadcast_tensors
 from labkit.parallel.zero.buckets import ShardedBucket
 from labkit.parallel.zero.offload import offload_optimizer_state
 from labkit.parallel.zero.reducing import ShardReducer
-from labkit.parallel.zero.refusing import refuse_bad_optimizer, refuse_bad_parameters
+from labkit.parallel.zero.refusing import (
+    refuse_bad_optimizer,
+    refuse_bad_parameters,
+    refuse_whole_tensor_optimizer,
+)
 from labkit.parallel.zero.segments import Segment, segments_of
 from labkit.parallel.zero.stage_one import WholeGradients
 from labkit.parallel.zero.stage_two import FreedGradients
@@ -53,7 +57,8 @@ class ZeroRedundancyOptimizer(Optimizer):
         offload: a folder for this rank's optimizer state, which then lies in memory-mapped files there.
 
     `.optim` is the optimizer that steps this rank's part; `.state` is its state. After a backward each parameter's
-    `.grad` is None: this rank's piece of the mean is where its Placement says, for `labkit.mesh.clip_grad_norm_`.
+    `.grad` is None, so that only this optimizer's zero_grad forgets gradients, not the module's: this rank's piece of
+    the mean is where its Placement says, for `labkit.mesh.clip_grad_norm_`.
     Parameters of 16 bits are stepped in float32 copies of this rank's part. Buffers are not synchronised here.
 
     A wrong argument is a ValueError or TypeError, what goes wrong in training a RuntimeError.
@@ -73,7 +78,7 @@ class ZeroRedundancyOptimizer(Optimizer):
         offload: str | Path | None = None,
         **defaults: Any,
     ) -> None:
-        refuse_bad_optimizer(stage, bucket_cap_mb, algorithm)
+        refuse_bad_optimizer(stage, bucket_cap_mb, algorithm, optimizer_class)
         self.stage, self._axis, self._is_built = stage, as_axis(process_group), False
         self._end = endpoint(self._axis.group)
         super().__init__(params, dict(defaults))
@@ -122,7 +127,9 @@ class ZeroRedundancyOptimizer(Optimizer):
             }
             for index, group in enumerate(self.param_groups)
         ]
-        return optimizer_class(groups, **defaults)
+        built = optimizer_class(groups, **defaults)
+        refuse_whole_tensor_optimizer(built)
+        return built
 
     def _place(self) -> list[tuple[torch.Tensor, Placement]]:
         """Say of each parameter that it is whole here, and which piece of its gradient is."""
@@ -183,11 +190,10 @@ class ZeroRedundancyOptimizer(Optimizer):
         """Separate the parameters of segments of which only some have a gradient."""
         segments: list[tuple[int, Segment]] = []
         for group, segment in self._segments:
-            whole = segment.load_gradient()
-            for one in [segment] if whole else segment.split(self.optim):
-                one.load_gradient()
-                segments.append((group, one))
+            segments += [(group, one) for one in ([segment] if segment.load_gradient() else segment.split(self.optim))]
         self._segments = segments
+        for _, segment in segments:
+            segment.load_gradient()
 
     def _hand_over_settings(self) -> None:
         for mine, group in zip(self.param_groups, self.optim.param_groups, strict=True):
@@ -253,11 +259,32 @@ class ZeroRedundancyOptimizer(Optimizer):
             segment.load_values()
 
     def state_dict(self) -> dict[str, Any]:
-        """This rank's own: the state of its part. (A snapshot is free of the layout.)"""
-        return self.optim.state_dict()
+        """This rank's own: the state of its part, with float32 copies. (A snapshot is free of the layout.)"""
+        self._hand_over_settings()
+        return {
+            **self.optim.state_dict(),
+            "segments": [list(segment.members) for _, segment in self._segments],
+            "masters": self.masters(),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what `state_dict` gave on this rank of a group of the same size."""
+        """Take back what `state_dict` gave on this rank of a group of the same size, for the same parameters."""
+        wanted = state_dict.get("segments", [])
+        if len(wanted) > len(self._segments):  # some were split
+            self._segments = [
+                (group, one)
+                for group, segment in self._segments
+                for one in ([segment] if segment.members in wanted else segment.split(self.optim))
+            ]
+        if [segment.members for _, segment in self._segments] != wanted:
+            raise ValueError(
+                f"ZeroRedundancyOptimizer: the state is of other parts than rank {self._end.members[self._end.place]} "
+                "steps: load what state_dict gave on this rank, with as many ranks, into a new optimizer over the same "
+                "parameters, or resume from a snapshot"
+            )
+        with torch.no_grad():
+            for copy, saved in zip(self.masters(), state_dict["masters"], strict=True):
+                copy.copy_(saved)
         self.optim.load_state_dict(state_dict)
         self.state = self.optim.state
         for mine, group in zip(self.param_groups, self.optim.param_groups, strict=True):

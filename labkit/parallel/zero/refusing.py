@@ -3,19 +3,28 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
+from torch.optim import LBFGS, Adafactor, Muon, Optimizer, SparseAdam
 
 from labkit.parallel.data_parallel.marking import is_wrapped
 from labkit.parallel.zero.scattering import ALGORITHMS
 
+#: optimizers of torch that don't step each element by itself
+WHOLE_TENSOR = (LBFGS, Adafactor, Muon, SparseAdam)
 
-def refuse_bad_optimizer(stage: Any, bucket_cap_mb: Any, algorithm: Any) -> None:
+
+def refuse_bad_optimizer(stage: Any, bucket_cap_mb: Any, algorithm: Any, optimizer_class: Any) -> None:
     """Raise ValueError for a wrong argument."""
     if stage not in (1, 2):
         more = "; stage 3 is labkit.parallel.fully_shard" if stage == 3 else ""
         raise ValueError(f"ZeroRedundancyOptimizer: stage is {stage!r}; give 1 or 2{more}")
-    if not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb > 0:
+    if not callable(optimizer_class):
+        raise TypeError(
+            f"ZeroRedundancyOptimizer: optimizer_class is {optimizer_class!r}; give a class such as torch.optim.AdamW"
+        )
+    if isinstance(bucket_cap_mb, bool) or not isinstance(bucket_cap_mb, int | float) or not bucket_cap_mb > 0:
         raise ValueError(f"ZeroRedundancyOptimizer: bucket_cap_mb is {bucket_cap_mb!r}; give megabytes above 0")
     refuse_bad_algorithm(algorithm, "ZeroRedundancyOptimizer")
 
@@ -23,6 +32,27 @@ def refuse_bad_optimizer(stage: Any, bucket_cap_mb: Any, algorithm: Any) -> None
 def refuse_bad_algorithm(algorithm: Any, who: str) -> None:
     if algorithm not in ALGORITHMS:
         raise ValueError(f"{who}: algorithm {algorithm!r} is not known; give one of {sorted(ALGORITHMS)}")
+
+
+def refuse_whole_tensor_optimizer(optimizer: Optimizer) -> None:
+    """Raise ValueError for one whose step of an element depends on others, which may lie on another rank."""
+    if isinstance(optimizer, WHOLE_TENSOR):
+        raise ValueError(
+            f"ZeroRedundancyOptimizer: {type(optimizer).__name__} looks at whole tensors, of which a rank has parts "
+            "only: give one that steps each element by itself, such as SGD or AdamW"
+        )
+
+
+def refuse_bad_sharding(reshard_after_forward: Any, **dtypes: Any) -> None:
+    """Raise ValueError for a wrong argument of `fully_shard`."""
+    if not (reshard_after_forward is None or isinstance(reshard_after_forward, bool)):
+        raise ValueError(
+            f"fully_shard: reshard_after_forward is {reshard_after_forward!r}; give True, False, or None for all but "
+            "the root"
+        )
+    for name, dtype in dtypes.items():
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise ValueError(f"fully_shard: {name} is {dtype!r}; give a floating-point dtype such as torch.bfloat16")
 
 
 def refuse_bad_parameters(parameters: Sequence[nn.Parameter]) -> None:

@@ -19,7 +19,7 @@ from labkit.parallel.zero.course import Course, in_backward
 from labkit.parallel.zero.flat_parameters import FlatParameters, Slot
 from labkit.parallel.zero.hybrid import ShardingAxes
 from labkit.parallel.zero.materialising import materialise
-from labkit.parallel.zero.refusing import refuse_bad_algorithm, refuse_bad_slot
+from labkit.parallel.zero.refusing import refuse_bad_algorithm, refuse_bad_sharding, refuse_bad_slot
 from labkit.parallel.zero.unit import Unit
 
 AnyModule = TypeVar("AnyModule", bound=nn.Module)
@@ -69,9 +69,9 @@ def fully_shard(
         initialise: where parameters are on the meta device, called with `module` when they have memory, but no values;
             else every module's own `reset_parameters` is. The whole model is never there.
 
-    Gradients appear in the pieces when backward is through. `module.no_sync()` accumulates whole ones on each rank;
-    without it every backward is reduced. Gradients of losses weigh ranks alike and are divided by N, as in data
-    parallel. Buffers are not synchronised in training.
+    Gradients appear in the pieces when backward is through. `module.no_sync()` accumulates whole ones on each rank
+    (zeros, which take no room, stand in the pieces meanwhile); without it every backward is reduced. They are those of
+    losses that weigh ranks alike, divided by N, as in data parallel. Buffers are not synchronised in training.
 
     A wrong argument or model is a ValueError or TypeError, what goes wrong in training a RuntimeError.
     """
@@ -80,6 +80,7 @@ def fully_shard(
     if hasattr(module, "_labkit_unit"):
         raise ValueError("fully_shard: this module is a unit already; shard it once")
     refuse_bad_algorithm(algorithm, "fully_shard")
+    refuse_bad_sharding(reshard_after_forward, param_dtype=param_dtype, reduce_dtype=reduce_dtype)
     axes = ShardingAxes.of(mesh)
     slots = list(_slots(module))
     materialise(module, _own_modules(module), slots, initialise)

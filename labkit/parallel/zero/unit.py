@@ -33,18 +33,24 @@ class Unit:
         self.is_whole = self.is_active = False
         self.sync = True
         self.pending: list[Work] = []
-        self.settling: list[Callable[[], None]] = []  # shared with the other units of a root
+        self.settling: list[Callable[[bool], None]] = []  # shared with the other units of a root
         self.held: list[Held] = []
         self.observers: list[Callable[[], None]] = []
+        self.reach: Callable[[Unit], None] = Unit.begin_backward
 
     # --- values ---
 
     def begin_gather(self) -> None:
         """Gather in the background, unless that has been done."""
         if not self.is_whole:
+            self.check()
             self.make_room()
             works = [flat.gather(async_op=True) for flat in self.flats]
             self.pending = [work for work in works if work is not None]
+
+    def check(self) -> None:
+        for flat in self.flats:
+            flat.check()
 
     def make_room(self) -> None:
         self.is_whole = True
@@ -61,6 +67,7 @@ class Unit:
     def gather(self) -> None:
         """Have the parameters whole, and in the modules."""
         if not self.is_whole:
+            self.check()
             self.make_room()
             for flat in self.flats:
                 flat.gather()
@@ -98,8 +105,8 @@ class Unit:
 
     def ready(self, flat: FlatParameters, index: int) -> None:
         """A whole gradient is complete."""
-        if not self.is_active:
-            self.begin_backward()
+        if not self.is_active:  # its outputs were nothing that tells when backward reaches them
+            self.reach(self)
         begins = flat.gradients is None
         flat.take(index, flat.axes.size if self.sync else 1)
         if begins:
@@ -124,10 +131,19 @@ class Unit:
             else:
                 flat.keep()
 
-    def settle(self, allowed: int) -> None:
-        """Wait until at most `allowed` reductions are under way."""
+    def settle(self, allowed: int, *, wanted: bool = True) -> None:
+        """Wait until at most `allowed` reductions are under way; take their results if they are `wanted`."""
         while len(self.settling) > allowed:
-            self.settling.pop(0)()
+            self.settling.pop(0)(wanted)
+
+    @property
+    def is_trained(self) -> bool:
+        return any(flat.is_trained for flat in self.flats)
+
+    @property
+    def has_gradients(self) -> bool:
+        """Whether whole gradients are there: of a backward that runs, or accumulated."""
+        return any(flat.gradients is not None for flat in self.flats)
 
     @property
     def missing(self) -> list[str]:

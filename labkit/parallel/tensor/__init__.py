@@ -1,0 +1,29 @@
+"""Tensor and sequence parallelism: layers are shared out among ranks, which all see every sample."""
+
+from labkit.parallel.tensor.attention_style import AttentionParallel as AttentionParallel
+from labkit.parallel.tensor.collecting import full_grads as full_grads
+from labkit.parallel.tensor.collecting import full_params as full_params
+from labkit.parallel.tensor.collecting import full_state as full_state
+from labkit.parallel.tensor.collecting import load_full_state as load_full_state
+from labkit.parallel.tensor.conjugates import copy_in as copy_in
+from labkit.parallel.tensor.conjugates import gather_in as gather_in
+from labkit.parallel.tensor.conjugates import gather_out as gather_out
+from labkit.parallel.tensor.conjugates import reduce_out as reduce_out
+from labkit.parallel.tensor.conjugates import scatter_in as scatter_in
+from labkit.parallel.tensor.conjugates import scatter_out as scatter_out
+from labkit.parallel.tensor.layouts import Replicate as Replicate
+from labkit.parallel.tensor.layouts import Shard as Shard
+from labkit.parallel.tensor.linear_styles import ColwiseParallel as ColwiseParallel
+from labkit.parallel.tensor.linear_styles import RowwiseParallel as RowwiseParallel
+from labkit.parallel.tensor.linear_styles import VocabParallelEmbedding as VocabParallelEmbedding
+from labkit.parallel.tensor.parallelizing import parallelize_module as parallelize_module
+from labkit.parallel.tensor.sequence_styles import ChannelParallel as ChannelParallel
+from labkit.parallel.tensor.sequence_styles import DropoutParallel as DropoutParallel
+from labkit.parallel.tensor.sequence_styles import GatherInput as GatherInput
+from labkit.parallel.tensor.sequence_styles import ScatterOutput as ScatterOutput
+from labkit.parallel.tensor.sequence_styles import SequenceParallel as SequenceParallel
+from labkit.parallel.tensor.sequence_styles import VocabParallelHead as VocabParallelHead
+from labkit.parallel.tensor.styles import ParallelStyle as ParallelStyle
+from labkit.parallel.tensor.vocabulary_loss import loss_parallel as loss_parallel
+from labkit.parallel.tensor.vocabulary_loss import parallel_argmax as parallel_argmax
+from labkit.parallel.tensor.workload_plans import plan_for as plan_for

@@ -67,8 +67,8 @@ def accumulate(
     BatchNorm takes its statistics from one micro-batch at a time, and dropout draws a mask for each: with them the
     result is that of the micro-batches, not that of the whole batch.
 
-    Raises ValueError or TypeError, in one sentence, where there is nothing to accumulate, nothing that counts, or no
-    pair where one is needed.
+    Raises ValueError or TypeError, in one sentence, where there is nothing to accumulate, nothing that counts, no pair
+    where one is needed, or a weight that depends on the output; RuntimeError where a loss has no graph.
     """
     if not (hasattr(micro_batches, "__iter__") and callable(wrapped) and callable(loss)):
         kinds = ", ".join(type(one).__name__ for one in (wrapped, micro_batches, loss))

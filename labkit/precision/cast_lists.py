@@ -25,7 +25,8 @@ class CastLists:
             can't see them; the whole is treated as its parts would be.
 
     Others that are made so stay in the dtypes they are given, where PyTorch's autocast reaches into them: bilinear on a
-    CPU, cov, corrcoef, matrix_power, pinv, and the cells of recurrent networks.
+    CPU, cov, corrcoef, matrix_power, pinv, products of sparse matrices, the cells of recurrent networks, and all of
+    TorchScript.
     """
 
     lower: frozenset[str]

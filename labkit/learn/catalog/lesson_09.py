@@ -105,6 +105,7 @@ def can_run(outcome: Outcome) -> Finding:
         "micro-batches, not for": _(
             "not the micro-batches that it should have: they count from 0 to micro_batches - 1"
         ),
+        "but no backward for inputs": _("W is what I has left over: write I before it, or B for both at once"),
         "times: once": _("an action is written twice: each one comes once, with the number of its micro-batch"),
         "a stage has one rank": _("rank r has stage r: write actions without a stage in front, or with the rank's own"),
     }
@@ -309,6 +310,10 @@ def w_at_the_end(ranks: int, micro_batches: int) -> Rows:
     return [f"{row} {' '.join(f'W{number}' for number in range(micro_batches))}" for row in rows]
 
 
+def forgets_i(ranks: int, micro_batches: int) -> Rows:
+    return [row.replace("B", "W") for row in like_1f1b(ranks, micro_batches)]
+
+
 def forgets_w(ranks: int, micro_batches: int) -> Rows:
     return [row.replace("B", "I") for row in like_1f1b(ranks, micro_batches)]
 
@@ -419,6 +424,7 @@ register(
             WrongAnswer("one at a time", one_at_a_time, "bubble", "one rank works at a time"),
             WrongAnswer("W at once", w_at_once, "bubble", "W right behind its I fills no bubble"),
             WrongAnswer("W at the end", w_at_the_end, "activations", "put off for too long"),
+            WrongAnswer("forgets I", forgets_i, "legal", "W is what I has left over"),
             WrongAnswer("forgets W", forgets_w, "legal", "an action is missing"),
         ),
     )

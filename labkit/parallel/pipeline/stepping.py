@@ -33,7 +33,8 @@ class PipelineSchedule:
         weighted: loss_fn returns (sum, weight), and the gradient is that of all sums over all weights.
         max_alive: refuse a schedule that keeps activations of more micro-batches on a rank at a time.
 
-    An illegal schedule raises IllegalScheduleError here, before anything runs.
+    An illegal schedule raises IllegalScheduleError here, before anything runs. After an exception in `step` or `eval`
+    the others may wait for what never comes, so that the pipeline can't be called again.
     """
 
     def __init__(

@@ -57,6 +57,17 @@ def test_the_peak_is_marked_with_its_size_and_time():
     assert "parameters 10 MiB, optimizer state 20 MiB" in picture.alt
 
 
+def test_by_change_every_change_has_the_same_width():
+    memory = samples((1, "activations", 1 * MIB), (1.001, "activations", 0), (9, "activations", 2 * MIB))
+    record = Record([RankRecord(0, memory=memory)])
+    axes = memory_over_time(record, title="t", by_change=True).figure.axes[0]
+    assert axes.get_xlabel() == "changes of memory" and axes.get_xlim() == (0, 2)
+    (mountain,) = (found for found in axes.collections if isinstance(found, FillBetweenPolyCollection))
+    assert {x for x, _ in mountain.get_paths()[0].vertices} == {0, 1, 2}
+    picture = memory_over_time(record, title="t", by_change=True)
+    assert "change by change. Rank 0 peaks at 2 MiB after 2 changes" in picture.alt
+
+
 def test_each_rank_has_its_mountain_and_one_may_be_chosen():
     assert len([a for a in memory_over_time(step_record(3), title="t").figure.axes if a.axison]) == 3
     one = memory_over_time(step_record(3), title="t", rank=2)

@@ -1,5 +1,6 @@
 """Memory mountains: the bytes alive of each kind over time, stacked, with the peak marked."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,14 @@ _ORDER = tuple(theme.MEMORY)  # what stays lies at the bottom, what comes and go
 _WORK = ("data", "forward", "backward", "step", "checkpoint")
 
 
-def memory_over_time(record: Record, *, title: str, rank: int | None = None, alt: str | None = None) -> Picture:
+def memory_over_time(
+    record: Record, *, title: str, rank: int | None = None, by_change: bool = False, alt: str | None = None
+) -> Picture:
     """The memory of one `rank`, or of each (None), by kind over milliseconds since the record's start.
 
-    A strip above each mountain says what the rank was computing. Sizes are in KiB, MiB or GiB (powers of 1024).
-    A rank that the record does not have is a ValueError.
+    `by_change` gives every change of memory the same width, so that those show which follow each other at once. A strip
+    above each mountain says what the rank was computing. Sizes are in KiB, MiB or GiB (powers of 1024). A rank that the
+    record does not have is a ValueError.
     """
     chosen = [one for one in record.ranks if one.memory and rank in (None, one.rank)]
     if rank is not None and rank not in [one.rank for one in record.ranks]:
@@ -39,10 +43,13 @@ def memory_over_time(record: Record, *, title: str, rank: int | None = None, alt
         sentence = _("There is nothing to draw: the record holds no samples of memory here.")
         with drawing():
             return Picture(sentence_only(title, sentence), title, alt or sentence)
+    start = record.start
+    if by_change:
+        chosen, start = [_numbered(one) for one in chosen], 0.0
     stacks = {one.rank: stack(one.memory) for one in chosen}
     top = max(float(heights.sum(axis=0).max()) for _times, _kinds, heights in stacks.values())
     size, unit = fitting([top], "bytes", binary=True)
-    start, last = record.start, max(_end(one) for one in chosen)
+    last = max(_end(one) for one in chosen)
     width = (last - start) * 1e3 or 1.0
     columns = 1 if len(chosen) <= 2 else 2
     rows = -(-len(chosen) // columns)
@@ -64,11 +71,11 @@ def memory_over_time(record: Record, *, title: str, rank: int | None = None, alt
             else:
                 ax.set_ylabel(_("memory ({unit})").format(unit=unit))
         for ax in axes[len(chosen) - columns : len(chosen)]:  # the lowest in each column
-            ax.set_xlabel(_("time since the start (ms)"))
+            ax.set_xlabel(_("changes of memory") if by_change else _("time since the start (ms)"))
             ax.tick_params(labelbottom=True)
         found = {kind for _times, kinds, _heights in stacks.values() for kind in kinds}
         add_legend(figure, [swatch(kind, kind_word(kind)) for kind in sort_kinds(found)])
-    return Picture(figure, title, alt or _describe(record, stacks))
+    return Picture(figure, title, alt or _describe(record, stacks, start, by_change))
 
 
 def sort_kinds(kinds: set[str]) -> list[str]:
@@ -88,6 +95,18 @@ def stack(samples: list[MemorySample]) -> tuple[NDArray[np.float64], list[str], 
         known = np.maximum.accumulate(np.where(np.isnan(row), -1, np.arange(len(row))))
         row[:] = np.where(known >= 0, row[np.maximum(known, 0)], 0.0)
     return times, kinds, heights
+
+
+def _numbered(one: RankRecord) -> RankRecord:
+    """The record on a clock that ticks a millisecond at each change of memory."""
+    ticks = np.unique([sample.time for sample in one.memory])
+
+    def number_of(time: float) -> float:
+        return 1e-3 * float(np.searchsorted(ticks, time))
+
+    memory = [replace(sample, time=number_of(sample.time)) for sample in one.memory]
+    events = [replace(span, start=number_of(span.start), end=number_of(span.end)) for span in one.events]
+    return RankRecord(one.rank, events=events, memory=memory)
 
 
 def _end(one: RankRecord) -> float:
@@ -149,17 +168,27 @@ def _mark_peak(
     ax.annotate(text, (x, y), (6 if side == "left" else -6, 6), textcoords="offset points", ha=side)
 
 
-def _describe(record: Record, stacks: dict[int, tuple[NDArray[np.float64], list[str], NDArray[np.float64]]]) -> str:
-    text = _("Memory over time.")
+def _describe(
+    record: Record,
+    stacks: dict[int, tuple[NDArray[np.float64], list[str], NDArray[np.float64]]],
+    start: float,
+    by_change: bool,
+) -> str:
+    text = _("Memory, change by change.") if by_change else _("Memory over time.")
+    peaks = (
+        _("Rank {rank} peaks at {bytes} after {time} changes: {parts}.")
+        if by_change
+        else _("Rank {rank} peaks at {bytes} after {time} ms: {parts}.")
+    )
     for rank, (times, kinds, heights) in stacks.items():
         index = int(heights.sum(axis=0).argmax())
         parts = ", ".join(
             f"{kind_word(kind)} {amount(heights[row, index], 'bytes', binary=True)}" for row, kind in enumerate(kinds)
         )
-        text += " " + _("Rank {rank} peaks at {bytes} after {time} ms: {parts}.").format(
+        text += " " + peaks.format(
             rank=rank,
             bytes=amount(float(heights[:, index].sum()), "bytes", binary=True),
-            time=number((times[index] - record.start) * 1e3),
+            time=number((times[index] - start) * 1e3),
             parts=parts,
         )
     return f"{text} {network_note(record.network)}." if record.network else text

@@ -5,6 +5,7 @@ import queue
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import uuid
@@ -89,16 +90,18 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path) -> Iterator[Scene]:
-    """A scene in `folder`; what is left of it at the end is removed, so that one failure does not lead to others."""
-    folder = folder / "temporary"
-    folder.mkdir()
-    one = Scene(folder)
-    try:
-        yield one
-    finally:
-        for process in one.processes():
-            process.kill()
+def scene() -> Iterator[Scene]:
+    """A scene of its own; what is left of it at the end is removed, so that one failure does not lead to others."""
+    # pytest's own folders have long names, and the path of a socket may have hundred letters only
+    with tempfile.TemporaryDirectory(prefix="scene-", ignore_cleanup_errors=True) as short:
+        folder = Path(short) / "t"
+        folder.mkdir()
+        one = Scene(folder)
+        try:
+            yield one
+        finally:
+            for process in one.processes():
+                process.kill()
 
 
 @dataclass

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
@@ -42,8 +41,8 @@ SCRIPT = """
 
 
 @pytest.fixture
-def stage(tmp_path: Path) -> Iterator[Scene]:
-    with scene(tmp_path) as one:
+def stage() -> Iterator[Scene]:
+    with scene() as one:
         yield one
 
 

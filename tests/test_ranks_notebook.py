@@ -9,8 +9,8 @@ from ranks_helpers import Kernel, Scene, kernel, scene, wait_until
 
 
 @pytest.fixture(scope="module")
-def stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    with scene(tmp_path_factory.mktemp("notebook")) as one:
+def stage() -> Iterator[Scene]:
+    with scene() as one:
         yield one
 
 

@@ -3,6 +3,7 @@
 import gc
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -206,3 +207,18 @@ def test_an_argument_that_cant_travel_is_refused_before_any_rank_starts(two: Ran
     with pytest.raises(TypeError, match="an argument can't be sent to the ranks: cannot pickle"):
         two.run(print, threading.Lock())
     assert "not started" in repr(two)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the fork server")
+def test_a_folder_for_temporary_files_whose_name_is_too_long_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    script = "from labkit.ranks import Ranks\nif __name__ == '__main__':\n    Ranks(2).start()"
+    done = subprocess.run(
+        [sys.executable, "-c", script], env={**os.environ, "TMPDIR": str(long)}, capture_output=True, text=True
+    )
+    said = done.stderr.strip().splitlines()[-1]
+    assert done.returncode == 1
+    assert said.startswith(f"RuntimeError: ranks can't start: the path of a socket in {long}/pymp-")
+    assert said.endswith("set the environment variable TMPDIR to a folder with a shorter name, such as /tmp")
+    assert not list(long.glob("labkit*")), "what was made before is removed"

@@ -31,6 +31,8 @@ PRELOAD = ["torch", "torch.distributed", "torch._dynamo", "labkit.ranks.entry", 
 
 METHOD = "forkserver" if platform.system() == "Linux" else "spawn"
 
+LONGEST_ADDRESS = 107  # bytes of the path of a Unix socket on Linux: unix(7), sun_path without the zero at its end
+
 _patching = threading.Lock()
 
 
@@ -83,9 +85,19 @@ class _Server(forkserver.ForkServer):
         self.set_forkserver_preload(PRELOAD)
 
     def ensure_running(self) -> None:
+        refuse_long_folder(util.get_temp_dir())
         resource_tracker.ensure_running()
         with _patched(util, "spawnv_passfds", _spawn):
             super().ensure_running()
+
+
+def refuse_long_folder(folder: str) -> None:
+    """RuntimeError where a socket in this folder for temporary files would have too long a path."""
+    if (letters := len(os.fsencode(f"{folder}/listener-12345678"))) > LONGEST_ADDRESS:
+        raise RuntimeError(
+            f"ranks can't start: the path of a socket in {folder} would have {letters} letters, and {LONGEST_ADDRESS} "
+            "is the most: set the environment variable TMPDIR to a folder with a shorter name, such as /tmp"
+        )
 
 
 def _spawn(path: bytes, arguments: list[str], descriptors: list[int]) -> int:

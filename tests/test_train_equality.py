@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from train_runs import assert_close, small_runs
 
 from labkit.data import GlobalBatches
 from labkit.ranks import Ranks
@@ -15,18 +16,7 @@ from labkit.train.workloads import Workload, make_workload
 from labkit.verify import CASES, assert_equivalent
 from labkit.verify.splitting import even_sizes, split
 
-SMALL = {"limit": 200, "test_limit": 21, "progress": "none"}
-IMAGE = {"workload": "image", "norm": "group", "batch_size": 9, **SMALL}
-TEXT = {
-    "workload": "text",
-    "d_model": 16,
-    "num_heads": 2,
-    "max_len": 16,
-    "batch_size": 17,
-    "learning_rate": 0.01,
-    **SMALL,
-}
-TOKENS = {**TEXT, "workload": "tokens"}
+IMAGE, TEXT, TOKENS = small_runs(limit=200)
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +30,7 @@ def test_two_ranks_have_the_losses_of_one_over_20_steps_in_float64(two, workload
     config = TrainConfig(**workload, steps=20, precision="float64")
     one, (both, _) = train(config), two.run(train, config)
     assert len(one.losses) == 20 and min(one.losses) < one.losses[0] - 0.05
-    assert max(abs(a - b) for a, b in zip(one.losses, both.losses, strict=True)) < 1e-9
-    assert one.accuracies == both.accuracies
-    assert both.accuracy == one.accuracy and both.evaluations[-1].samples == one.evaluations[-1].samples
-    for name, value in one.state_dict.items():
-        torch.testing.assert_close(both.state_dict[name], value, rtol=0, atol=1e-9)
+    assert_close(one, both)
 
 
 @pytest.mark.parametrize("workload", [IMAGE, TEXT, TOKENS], ids=["image", "text", "tokens"])

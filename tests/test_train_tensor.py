@@ -4,31 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from train_runs import assert_close, small_runs
 
 from labkit.ranks import Ranks
 from labkit.train import ConfigError, TrainConfig
 from labkit.train.running import train
 
-SMALL = {"limit": 120, "test_limit": 21, "progress": "none", "precision": "float64"}
-IMAGE = {"workload": "image", "norm": "group", "batch_size": 9, **SMALL}
-TEXT = {"workload": "text", "d_model": 16, "num_heads": 2, "max_len": 16, "batch_size": 17, "learning_rate": 0.01}
-TEXT = {**TEXT, **SMALL}
-TOKENS = {**TEXT, "workload": "tokens"}
+IMAGE, TEXT, TOKENS = small_runs(limit=120, precision="float64")
 
 
 @pytest.fixture(scope="module")
 def two():
     with Ranks(2) as ranks:
         yield ranks
-
-
-def same(one, both):
-    assert one.losses == pytest.approx(both.losses, abs=1e-9)
-    assert one.accuracies == both.accuracies and one.samples == both.samples
-    assert both.accuracy == one.accuracy and both.evaluations[-1].samples == one.evaluations[-1].samples
-    assert list(both.state_dict) == list(one.state_dict)
-    for name, value in one.state_dict.items():
-        torch.testing.assert_close(both.state_dict[name], value, rtol=0, atol=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +32,7 @@ def test_two_ranks_have_the_losses_and_weights_of_one_process(two, workload, opt
     one = train(TrainConfig(**workload, **options, steps=8))
     both = two.run(train, TrainConfig(**workload, **options, steps=8, tp=2))[0]
     assert min(one.losses) < one.losses[0] - 0.02
-    same(one, both)
+    assert_close(one, both)
     assert both.gradient_norms == pytest.approx(one.gradient_norms, abs=1e-9)
 
 

@@ -4,23 +4,14 @@ import itertools
 
 import pytest
 import torch
+from train_runs import assert_identical, small_runs
 
 from labkit.ranks import Ranks
 from labkit.train import TrainConfig
 from labkit.train.running import train
 
-SMALL = {"limit": 60, "test_limit": 21, "progress": "none"}
-IMAGE = {"workload": "image", "norm": "batch", "batch_size": 9, **SMALL}
-TEXT = {
-    "workload": "text",
-    "d_model": 16,
-    "num_heads": 2,
-    "max_len": 16,
-    "batch_size": 17,
-    "learning_rate": 0.01,
-    **SMALL,
-}
-TOKENS = {**TEXT, "workload": "tokens"}
+IMAGE, TEXT, TOKENS = small_runs(limit=60)
+IMAGE["norm"] = "batch"
 
 
 @pytest.fixture(scope="module")
@@ -35,19 +26,12 @@ def three():
         yield ranks
 
 
-def same(mine, other):
-    assert mine.losses == other.losses
-    assert [one.loss for one in mine.evaluations] == [one.loss for one in other.evaluations]
-    assert mine.state_dict.keys() == other.state_dict.keys()
-    assert all(torch.equal(mine.state_dict[name], value) for name, value in other.state_dict.items())
-
-
 @pytest.mark.parametrize("workload", [IMAGE, TEXT, TOKENS], ids=["image", "text", "tokens"])
 def test_every_stage_has_the_losses_and_weights_of_data_parallel_to_the_bit(two, workload):
     config = {**workload, "steps": 4}
     plain = two.run(train, TrainConfig(**config))[0]
     for stage in (1, 2, 3):
-        same(two.run(train, TrainConfig(**config, zero=stage))[0], plain)
+        assert_identical(two.run(train, TrainConfig(**config, zero=stage))[0], plain)
 
 
 def test_every_stage_clips_by_the_norm_of_all_gradients(two):
@@ -70,7 +54,7 @@ def test_it_goes_together_with_precision_accumulate_and_checkpoint(two, workload
     config = {**workload, "steps": 3, **together}
     plain = two.run(train, TrainConfig(**config))[0]
     for stage in (1, 2, 3):
-        same(two.run(train, TrainConfig(**config, zero=stage))[0], plain)
+        assert_identical(two.run(train, TrainConfig(**config, zero=stage))[0], plain)
 
 
 @pytest.mark.parametrize(("before", "after"), [(1, 3), (3, 1), (0, 2), (3, 0)])

@@ -2,7 +2,9 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,3 +27,12 @@ def pytest_unconfigure() -> None:
 def root() -> Path:
     """The folder that holds `notebooks/` and `labkit/`."""
     return ROOT
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Any]:
+    """Two ranks for all tests of a module."""
+    from labkit.ranks import Ranks  # takes seconds, and most modules need none
+
+    with Ranks(2) as ranks:
+        yield ranks

@@ -30,12 +30,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def parts_of(inputs, targets, count):
     """A share in `count` micro-batches, fewer where it has fewer rows."""
     sizes = [size for size in even_sizes(len(targets), count) if size]

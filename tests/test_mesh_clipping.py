@@ -25,12 +25,6 @@ def four() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
 SHAPES = {"a": (7, 5), "b": (6, 3), "c": (5, 5, 2), "d": (4, 90), "e": (3,), "f": (33, 257), "g": (2, 2)}
 
 

@@ -21,12 +21,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def wrapped(module, loss, optimizer, **options):
     return DistributedDataParallel(module, **options)
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
+from pipelines import WAYS, Pipelined, gathered
 from torch import nn
 from torch.utils.checkpoint import checkpoint as torchs_checkpoint
 
 from labkit.parallel.pipeline import Schedule
 from labkit.ranks import Ranks
 from labkit.verify import CASES, NotEquivalentError, assert_equivalent
-from tests.pipelines import WAYS, Pipelined, gathered
 
 sgd = partial(torch.optim.SGD, lr=0.01)
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -22,12 +22,6 @@ WHOLE = [name for name, case in CASES.items() if case.reference == "whole"]
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids="{} ranks".format)
 def ranks(request):
     with Ranks(request.param) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
         yield ranks
 
 

@@ -31,12 +31,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def text_model(head="class"):
     torch.manual_seed(0)
     kind = {"num_classes": 5} if head == "class" else {"head": "token", "causal": True}

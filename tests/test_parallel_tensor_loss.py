@@ -18,12 +18,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
 def slice_of(logits, dim, size, rank):
     return logits.tensor_split(size, dim)[rank].clone().requires_grad_()
 

@@ -26,12 +26,6 @@ from labkit.verify.awkward import tokens_loss
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def three():
     with Ranks(3, timeout=30) as ranks:
         yield ranks

@@ -25,12 +25,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
 def padded(elements, ranks):
     return -(-elements // ranks) * ranks
 

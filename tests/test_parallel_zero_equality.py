@@ -21,12 +21,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
 def equivalent(ranks, case, stage, optimizer=sgd, dtype=torch.float32, reference=None, micro_batches=1, **options):
     chosen = CASES[case]
     return assert_equivalent(

@@ -1,7 +1,7 @@
 """`autocast`: dtypes and results are PyTorch's, operation by operation and on both workloads, forward and backward."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -413,12 +413,6 @@ def test_a_backward_without_its_forward_decorated_is_refused() -> None:
 
 
 # --- on ranks ---
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
 
 
 def wrapped(which: str) -> dict[str, Tensor]:

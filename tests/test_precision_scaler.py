@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -240,12 +240,6 @@ def test_float16_gradients_and_bad_settings_are_refused() -> None:
 
 
 # --- on ranks ---
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
 
 
 def one_overflows(of: str) -> tuple[bool, float, float, int, int]:

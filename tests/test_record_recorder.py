@@ -3,7 +3,6 @@
 import importlib
 import threading
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -26,12 +25,6 @@ from labkit.record import (
     recording,
     span,
 )
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
 
 
 def something_of_each() -> None:

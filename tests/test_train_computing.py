@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from labkit.memory import MemoryLedger
-from labkit.ranks import Ranks
 from labkit.record import Recorder
 from labkit.train import TrainConfig, train
 from labkit.train.computing import Computing
@@ -26,12 +25,6 @@ WORKLOADS = {
 LOSS_TOLERANCE = {"bfloat16": 2e-2, "float16": 5e-3}
 
 each_workload = pytest.mark.parametrize("workload", WORKLOADS.values(), ids=WORKLOADS)
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 def farthest(one, other):

@@ -7,7 +7,6 @@ import torch
 from train_runs import assert_close, small_runs
 
 from labkit.data import GlobalBatches
-from labkit.ranks import Ranks
 from labkit.record import Recorder
 from labkit.train import TrainConfig
 from labkit.train.data_parallel import DataParallel
@@ -17,12 +16,6 @@ from labkit.verify import CASES, assert_equivalent
 from labkit.verify.splitting import even_sizes, split
 
 IMAGE, TEXT, TOKENS = small_runs(limit=200)
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize("workload", [IMAGE, TEXT, TOKENS], ids=["image", "text", "tokens"])

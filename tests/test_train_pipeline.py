@@ -6,17 +6,10 @@ import pytest
 import torch
 from train_runs import assert_close, small_runs
 
-from labkit.ranks import Ranks
 from labkit.train import ConfigError, TrainConfig
 from labkit.train.running import train
 
 IMAGE, TEXT, TOKENS = small_runs(limit=200, precision="float64")
-
-
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,6 @@ SETTINGS = dict(  # noqa: C408  # as TrainConfig is called
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     """A short run on a set of the user's own: 50 and 9 texts of two classes."""
     folder = tmp_path_factory.mktemp("set")

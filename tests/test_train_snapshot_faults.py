@@ -34,12 +34,6 @@ def four() -> Iterator[Ranks]:
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two() -> Iterator[Ranks]:
-    with Ranks(2, timeout=30) as ranks:
-        yield ranks
-
-
 # --- whole or not there ---
 
 

@@ -15,12 +15,6 @@ IMAGE["norm"] = "batch"
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def three():
     with Ranks(3) as ranks:
         yield ranks

@@ -14,12 +14,6 @@ adamw = partial(torch.optim.AdamW, lr=0.01)
 
 
 @pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
-@pytest.fixture(scope="module")
 def three():
     with Ranks(3) as ranks:
         yield ranks

@@ -20,12 +20,6 @@ def ranks(request):
         yield ranks
 
 
-@pytest.fixture(scope="module")
-def two():
-    with Ranks(2) as ranks:
-        yield ranks
-
-
 def equivalent(ranks, way, case, optimizer=sgd, dtype=torch.float32, **options):
     chosen = CASES[case]
     return assert_equivalent(

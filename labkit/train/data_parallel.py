@@ -6,12 +6,13 @@ import torch
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from labkit.collectives import ReduceOp, all_reduce
+from labkit.collectives import ReduceOp
 from labkit.mesh import as_axis
 from labkit.mesh.axes import AxisLike
 from labkit.parallel import DistributedDataParallel, SyncBatchNorm
 from labkit.train.computing import Computing
 from labkit.train.strategies import Strategy
+from labkit.train.sums import reduced
 from labkit.train.workloads import Workload
 
 
@@ -44,6 +45,4 @@ class DataParallel(Strategy):
         self.wrapper.broadcast_buffers()
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
-        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(sums, ReduceOp.SUM, self.axis.group)
-        return sums.tolist()
+        return reduced(values, ReduceOp.SUM, self.axis, self.device)

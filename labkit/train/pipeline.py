@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from labkit.collectives import ReduceOp, all_reduce, recv, send
+from labkit.collectives import ReduceOp, recv, send
 from labkit.collectives.calls import operation
 from labkit.collectives.groups import endpoint
 from labkit.memory import checkpoint_blocks
@@ -22,7 +22,7 @@ from labkit.train.computing import Computing
 from labkit.train.settings import ConfigError
 from labkit.train.snapshot_exchange import Exchange
 from labkit.train.strategies import Strategy
-from labkit.train.sums import Sums
+from labkit.train.sums import Sums, reduced
 from labkit.train.workloads import Workload
 
 
@@ -94,9 +94,7 @@ class PipelineParallel(Strategy):
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """All ranks have the same batch, so that a value is the same wherever it is known, and 0 elsewhere: the largest
         of each."""
-        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(largest, ReduceOp.MAX, self.axis.group, algorithm="naive")
-        return largest.tolist()
+        return reduced(values, ReduceOp.MAX, self.axis, self.device, algorithm="naive")
 
     def full_state(self) -> dict[str, Tensor]:
         """The whole model's state on the CPU, on the first rank; on the others their own part."""

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from labkit.collectives import ReduceOp, all_reduce
+from labkit.collectives import ReduceOp
 from labkit.mesh import Axis, as_axis
 from labkit.mesh.axes import AxisLike
 from labkit.models.encoder import TokenHead, Transformer
@@ -16,6 +16,7 @@ from labkit.parallel.tensor import full_state, loss_parallel, parallel_argmax, p
 from labkit.train.computing import Computing
 from labkit.train.settings import ConfigError
 from labkit.train.strategies import Strategy
+from labkit.train.sums import reduced
 from labkit.train.workloads import Workload
 
 
@@ -54,9 +55,7 @@ class TensorParallel(Strategy):
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
         """All ranks have the same batch and see the same loss: the largest, so that any rank may ask to stop."""
-        largest = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(largest, ReduceOp.MAX, self.axis.group, algorithm="naive")
-        return largest.tolist()
+        return reduced(values, ReduceOp.MAX, self.axis, self.device, algorithm="naive")
 
     def full_state(self) -> dict[str, Tensor]:
         return full_state(self.model)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from labkit.collectives import ReduceOp, all_reduce
+from labkit.collectives import ReduceOp
 from labkit.collectives.groups import endpoint
 from labkit.memory.checkpoint_policies import blocks_of
 from labkit.mesh import FlatPart, as_axis
@@ -19,7 +19,7 @@ from labkit.parallel.data_parallel.replicas import broadcast_tensors
 from labkit.parallel.zero import full_state
 from labkit.train.computing import Computing
 from labkit.train.strategies import Strategy
-from labkit.train.sums import Sums
+from labkit.train.sums import Sums, reduced
 from labkit.train.workloads import Workload
 
 
@@ -64,9 +64,7 @@ class _Sharing(Strategy):
         return [self.axis]
 
     def sum_over_ranks(self, values: list[float]) -> list[float]:
-        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
-        all_reduce(sums, ReduceOp.SUM, self.axis.group)
-        return sums.tolist()
+        return reduced(values, ReduceOp.SUM, self.axis, self.device)
 
 
 class ShardedOptimizer(_Sharing):

@@ -70,13 +70,25 @@ class Bucket:
         if not self._small:
             return
         views = [self.views[index] for index in self._small]
-        gradients = [self.parameters[index].grad for index in self._small]
-        with torch.no_grad():
-            # none is None; what is in its place already stays there
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
-            if len(views) == len(self.views):
-                self.flat.div_(divisor)
-            else:
-                torch._foreach_div_(views, float(divisor))
+        bring_in(self.parameters, self._small, views, divisor, whole=self.flat)
         for index, view in zip(self._small, views, strict=True):
             self.parameters[index].grad = view
+
+
+def bring_in(
+    parameters: Sequence[nn.Parameter],
+    indices: Sequence[int],
+    views: list[torch.Tensor],
+    divisor: int,
+    *,
+    whole: torch.Tensor,
+) -> None:
+    """Copy the gradients of the parameters with these indices to their places, `views` of the flat tensor `whole`, and
+    divide them: two calls for all. None of the gradients is None; what is in its place already stays there."""
+    gradients = [parameters[index].grad for index in indices]
+    with torch.no_grad():
+        torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]
+        if len(views) == len(parameters):
+            whole.div_(divisor)
+        else:
+            torch._foreach_div_(views, float(divisor))

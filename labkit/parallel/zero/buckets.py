@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from labkit.collectives.groups import Endpoint
-from labkit.parallel.data_parallel.buckets import SMALL_BYTES
+from labkit.parallel.data_parallel.buckets import SMALL_BYTES, bring_in
 from labkit.parallel.zero.layout import FlatLayout
 
 
@@ -88,16 +88,10 @@ class ShardedBucket:
 
     def close(self, divisor: int) -> None:
         """All are here: bring the small ones to their places."""
-        if not self._small:
+        if not self._small or self.flat is None:
             return
         views = [self.views[index] for index in self._small]
-        gradients = [self.parameters[index].grad for index in self._small]
-        with torch.no_grad():
-            torch._foreach_copy_(views, gradients)  # type: ignore[arg-type]  # none is None
-            if len(views) == len(self.views) and self.flat is not None:
-                self.flat.div_(divisor)
-            else:
-                torch._foreach_div_(views, float(divisor))
+        bring_in(self.parameters, self._small, views, divisor, whole=self.flat)
         for index in self._small:
             self.parameters[index].grad = None
 

@@ -1,1 +1,1 @@
-"""The exercises of each lesson, one module a lesson, with the wrong answers that their checks reject."""
+"""The exercises of each lesson, one idea a module, with the wrong answers that their checks reject."""

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from labkit.learn.catalog.lesson_10 import ITEMSIZE, drawn, near, part
+from labkit.learn.catalog.lesson_10 import ITEMSIZE, near, part
+from labkit.learn.catalog_values import drawn
 from labkit.learn.exercises import Exercise, Trial, WrongAnswer, register
 from labkit.learn.nonsense import Nonsense, describe
 from labkit.learn.observations import Outcome
@@ -24,7 +25,7 @@ def targets() -> Any:
 
 
 def logits_of(scale: float) -> Any:
-    return scale * drawn(20, ROWS, CLASSES) + (500 * (scale > 1)) * drawn(21, ROWS, 1).abs()
+    return scale * drawn(120, ROWS, CLASSES) + (500 * (scale > 1)) * drawn(121, ROWS, 1).abs()
 
 
 def loss_inputs(rank: int, world_size: int, *, scale: float) -> tuple[Any, ...]:
@@ -174,7 +175,7 @@ SLICED = {"up.weight": (4, 6), "up.bias": (4,), "down.weight": (6, 4)}
 def gradients(rank: int, world_size: int) -> tuple[Any, ...]:
     """Gradients by name, as backward leaves them on a rank that saw its shard of the tokens."""
     shapes = list((SHARED | SLICED).items())
-    return ({name: drawn(40 + 10 * place + rank, *shape) for place, (name, shape) in enumerate(shapes)},)
+    return ({name: drawn(140 + 10 * place + rank, *shape) for place, (name, shape) in enumerate(shapes)},)
 
 
 def drive_gradients(function: Callable[..., Any], given: dict[str, Any]) -> Any:

@@ -29,17 +29,32 @@ def all_costs(function: Callable[..., Any]) -> list[tuple[float, float]]:
     return found
 
 
-def held(stage: int, parameters: float, ranks: int, *, optimizer: int = 12) -> float:
-    """Bytes on a rank: the formula of the paper, table 1."""
-    value, gradient, state = 2 * parameters, 2 * parameters, optimizer * parameters
-    return (
-        value / (ranks if stage > 2 else 1) + gradient / (ranks if stage > 1 else 1) + state / (ranks if stage else 1)
-    )
+def held(stage: int, parameters: float, ranks: int) -> float:
+    """Bytes on a rank, in mixed precision with Adam."""
+    from labkit.parallel.zero.formulas import MIXED, state_per_rank
+
+    return sum(state_per_rank(stage, parameters, ranks, MIXED).values())
+
+
+def held_without_masters(stage: int, parameters: float, ranks: int) -> float:
+    """Bytes on a rank if the optimizer kept its two moments only."""
+    from labkit.parallel.zero.formulas import BytesPerParameter, state_per_rank
+
+    return sum(state_per_rank(stage, parameters, ranks, BytesPerParameter(2, 2, 8)).values())
+
+
+def held_in_float32(stage: int, parameters: float, ranks: int) -> float:
+    """Bytes on a rank if all were float32."""
+    from labkit.parallel.zero.formulas import FLOAT32, state_per_rank
+
+    return sum(state_per_rank(stage, parameters, ranks, FLOAT32).values())
 
 
 def sent(stage: int, parameters: float, ranks: int) -> float:
     """Elements that a rank sends in a step."""
-    return (3 if stage == 3 else 2) * parameters * (ranks - 1) / ranks
+    from labkit.parallel.zero.formulas import sent_per_step
+
+    return sent_per_step(stage, parameters, ranks)
 
 
 def _near(a: float, b: float) -> bool:
@@ -59,9 +74,9 @@ def _memory(outcome: Outcome) -> Finding:
 
 def _memory_cause(found: float, case: tuple[int, float, int]) -> str:
     stage, parameters, ranks = case
-    if _near(found, held(*case, optimizer=8)):
+    if _near(found, held_without_masters(*case)):
         return _("the float32 copy of the weights is missing: Adam in mixed precision keeps 12 bytes a parameter")
-    if _near(found, held(stage, 2 * parameters, ranks, optimizer=4)):
+    if _near(found, held_in_float32(*case)):
         return _("these are the bytes of float32, 4, 4 and 8: in mixed precision they are 2, 2 and 12")
     if stage and _near(found, held(0, parameters, ranks) / ranks):
         return _("only stage 3 shards everything")
@@ -95,7 +110,7 @@ def _traffic(outcome: Outcome) -> Finding:
 
 
 def without_masters(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
-    return held(stage, parameters, ranks, optimizer=8), sent(stage, parameters, ranks)
+    return held_without_masters(stage, parameters, ranks), sent(stage, parameters, ranks)
 
 
 def shards_all_at_once(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
@@ -111,7 +126,7 @@ def sends_its_own_part_too(stage: int, parameters: float, ranks: int) -> tuple[f
 
 
 def in_float32(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
-    return held(stage, 2 * parameters, ranks, optimizer=4), sent(stage, parameters, ranks)
+    return held_in_float32(stage, parameters, ranks), sent(stage, parameters, ranks)
 
 
 def sends_bytes(stage: int, parameters: float, ranks: int) -> tuple[float, float]:
